@@ -17,7 +17,8 @@ from minitransformer.settings.options import UsageError
 from minitransformer.system.machine import multiplies_bf16_fast, tune_allocator
 
 if TYPE_CHECKING:
-    from minitransformer.backends.onednn.kernels import Kernels
+    from minitransformer.backends.onednn.bfloat16 import Bfloat16Kernels
+    from minitransformer.backends.onednn.int8 import Int8Kernels
     from minitransformer.runs.checkpoint import Checkpoint
     from minitransformer.settings.config import TrainingConfig
     from minitransformer.training.distributed import Communicator
@@ -100,7 +101,7 @@ def open_device(
     return Device(name, cupy, chosen, low_precision_type(chosen), 1)
 
 
-def open_kernels(precision: str) -> Kernels[Any]:
+def open_kernels(precision: str) -> Bfloat16Kernels | Int8Kernels:
     """Return oneDNN's kernels for a precision. Raises: RuntimeError as `OneDnn`."""
     from minitransformer.backends.onednn import bfloat16, int8
 

@@ -9,12 +9,13 @@ N rows (the tokens of all sentences).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
-from minitransformer.engine.autograd import RowGradient, Vjp, primitive
+from minitransformer.engine.autograd import RowGradient, Tensor, Vjp, primitive
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 
 # Added to the scores of masked positions (float32 or float64). Their weights become
@@ -117,6 +118,17 @@ def linear(
         return matmul(g, weight.T).reshape(shape), matmul(rows.T, g), db
 
     return out.reshape(*shape[:-1], weight.shape[1]), vjp
+
+
+def projections(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """x W for several matrices W, which a kernel may multiply all at once.
+
+    Shapes: x [..., n], weights each [n, any] -> each [..., any]
+    """
+    arrays = x.data, *(weight.data for weight in weights)
+    if kernel := fused_kernel("projections", arrays, None):
+        return [Tensor(product) for product in kernel(*arrays)]
+    return [linear(x, weight) for weight in weights]
 
 
 @primitive
@@ -352,7 +364,7 @@ def _softmax_terms(
     # A kernel may compute exponentials within the product, which is safe only if no
     # logit is far from 0.
     if kernel := fused_kernel("exponentials", (rows, weight), None):
-        exponentials, _ = kernel(rows, weight)
+        exponentials = kernel(rows, weight)
         with np.errstate(over="ignore"):  # `exp_is_safe` sees it
             totals = exponentials @ ones
         of_targets = exponentials[targets]

@@ -72,12 +72,20 @@ class MultiHeadAttention(Module):
         Shapes: queries [B, T, D], memory [B, S, D], mask broadcasting to [B, H, T, S]
         -> [B, T, D]
         """
-        keys, values = self.project_keys_values(memory)
-        return self.attend(queries, keys, values, mask, rng)
+        if queries is memory:
+            query, keys, values = self.project(queries)
+        else:
+            query = ops.linear(queries, self.query)
+            keys, values = self.project_memory(memory)
+        return self.attend(query, keys, values, mask, rng)
 
-    def project_keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, x: Tensor) -> list[Tensor]:
+        """Return x W^Q, x W^K and x W^V. Shapes: x [B, T, D] -> each [B, T, any]"""
+        return ops.projections(x, [self.query, self.key, self.value])
+
+    def project_memory(self, memory: Tensor) -> list[Tensor]:
         """Shapes: memory [B, S, D] -> keys [B, S, H d_k], values [B, S, H d_v]"""
-        return ops.linear(memory, self.key), ops.linear(memory, self.value)
+        return ops.projections(memory, [self.key, self.value])
 
     def attend(
         self,
@@ -89,10 +97,11 @@ class MultiHeadAttention(Module):
     ) -> Tensor:
         """Attend to projected keys and values, such as those in a cache.
 
-        Shapes: queries [B, T, D], keys [B, S, H d_k], values [B, S, H d_v] -> [B, T, D]
+        Shapes: queries [B, T, H d_k], keys [B, S, H d_k], values [B, S, H d_v]
+        -> [B, T, D]
         """
         attended = ops.attention(
-            ops.linear(queries, self.query),
+            queries,
             keys,
             values,
             mask,

@@ -101,11 +101,13 @@ class DecoderLayer(Module):
 
         Shapes: x [B K, 1, D], source_mask [B, 1, 1, S] -> [B K, 1, D]
         """
-        keys, values, mask = cache.append(*self.self_attention.project_keys_values(x))
-        attended = self.self_attention.attend(x, keys, values, mask, None)
+        queries, keys, values = self.self_attention.project(x)
+        keys, values, mask = cache.append(keys, values)
+        attended = self.self_attention.attend(queries, keys, values, mask, None)
         x = self.self_attention_norm(attended, x, None)
         # The K beams of a sentence attend to the same memory, as K queries: [B, K, D].
-        queries = Tensor(x.data.reshape(len(source_mask), -1, x.shape[-1]))
+        rows = Tensor(x.data.reshape(len(source_mask), -1, x.shape[-1]))
+        queries = ops.linear(rows, self.cross_attention.query)
         keys, values = map(Tensor, cache.memory())
         attended = self.cross_attention.attend(queries, keys, values, source_mask, None)
         attended = Tensor(attended.data.reshape(x.shape))
@@ -189,7 +191,7 @@ class Transformer(Module):
         memory = Tensor(memory.data.swapaxes(0, 1).copy())  # [S, B, D]
         caches = []
         for layer in self.decoder:
-            keys, values = layer.cross_attention.project_keys_values(memory)
+            keys, values = layer.cross_attention.project_memory(memory)
             caches.append(KeyValueCache(keys.data, values.data, self.reach))
         return DecoderState(caches, source_mask)
 

@@ -172,7 +172,10 @@ class Tokenizer:
         """
         try:
             cleaned = [clean(line) for line in lines]
-            encoded = self._processor.encode(cleaned, num_threads=num_threads)
+            if num_threads == 1:  # for a list, SentencePiece would start a thread
+                encoded = [self._processor.encode(line) for line in cleaned]
+            else:
+                encoded = self._processor.encode(cleaned, num_threads=num_threads)
         except TypeError as error:
             raise _surrogate_error(lines) from error
         if self._is_permuted:

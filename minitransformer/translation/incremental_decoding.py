@@ -176,11 +176,10 @@ def token_weights(rows: Array, table: Array) -> TokenWeights:
 
     Shapes: rows [N, D], table [V, D]
     """
-    kernel = fused_kernel("exponentials", (rows, table), _logits)
-    if kernel is _logits:
-        weights = with_sums(_logits(rows, table), exponents=True)
+    if kernel := fused_kernel("exponentials", (rows, table), None):
+        weights = with_sums(kernel(rows, table))
     else:
-        weights = with_sums(*kernel(rows, table))
+        weights = with_sums(_logits(rows, table), exponents=True)
     # Where an exponential overflows, subtract the maximum first.
     safe = ops.exp_is_safe(weights.sums)
     return weights if safe else weights_of(_logits(rows, table))
@@ -196,14 +195,11 @@ def _logits(rows: Array, table: Array) -> Array:
     return as_float32(ops.linear(Tensor(rows), Tensor(table.T)).data)
 
 
-def with_sums(
-    values: Array, parts: Iterable[slice] | None = None, exponents: bool = False
-) -> TokenWeights:
-    """Return weights with their sums and maxima, some rows at a time.
+def with_sums(values: Array, exponents: bool = False) -> TokenWeights:
+    """Return weights with their sums and maxima.
 
-    `parts` yields slices of rows as soon as their weights are there; by default, a
-    slice has as many rows as a processor's cache holds. If the values are `exponents`,
-    their exponentials replace them.
+    If the values are `exponents`, their exponentials replace them. NumPy computes as
+    many rows at a time as a processor's cache holds.
 
     Shapes: values [N, V]
     """
@@ -212,10 +208,9 @@ def with_sums(
     sums = xp.empty(count, values.dtype)
     ones = xp.ones(size, values.dtype)
     maxima = xp.empty((count, min(MAX_GROUPS, size)), values.dtype)
-    if parts is None:
-        at_once = VALUES_IN_CACHE // size + 1 if xp is np else count
-        parts = (slice(n, n + at_once) for n in range(0, count, at_once))
-    for part in parts:
+    at_once = VALUES_IN_CACHE // size + 1 if xp is np else count
+    for first in range(0, count, at_once):
+        part = slice(first, first + at_once)
         weights = values[part]
         if exponents:
             xp.exp(weights, out=weights)

@@ -50,7 +50,7 @@ def test_weights_of_a_kernel_that_may_overflow_are_not_used(value):
     [model] = confident_models(1)
 
     def kernel(rows, table):
-        return np.full((1, 9), value), None
+        return np.full((1, 9), value)
 
     def find(name, arrays):
         return kernel if name == "exponentials" else None

@@ -15,27 +15,73 @@ Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from minitransformer.backends.onednn.kernels import Kernels, with_more_rows
+from minitransformer.backends.onednn.kernels import (
+    CacheByOwner,
+    is_parameter,
+    with_more_rows,
+)
 from minitransformer.backends.onednn.library import EXP, RELU, OneDnn
+from minitransformer.engine.backend import Backend
 from minitransformer.system.workers import shared_zeros
 
 # Smaller matrices are multiplied by NumPy.
 MIN_SIZE = 64 * 64
 
 
-class Bfloat16Kernels(Kernels[np.ndarray]):
+class Bfloat16Kernels:
     """Products of rounded rows with parameters, which are rounded after each change.
 
-    A rounding is a view of an array that is padded with rows of zeros.
+    The operations of `engine/ops.py` call `round_for` to round the factor of a matrix
+    of parameters, and `matmul` to multiply both. A rounding is a view of an array that
+    is padded with rows of zeros. `_roundings` caches roundings of vectors of parameters
+    and of matrices in them.
     """
 
     def __init__(self, library: OneDnn) -> None:
-        super().__init__()
         self.round = library.round
         self.multiply = library.product
+        self._roundings = CacheByOwner()
+        self._thread = threading.local()
+
+    def backend(self) -> Backend:
+        """Return the backend that computes with these kernels."""
+        return Backend(
+            find_kernel=self.find, parameters_changed=self.parameters_changed
+        )
+
+    def find(self, name: str, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return the kernel of an operation, if it should compute with these arrays.
+
+        Rows are rounded for products with a matrix of parameters that is large enough.
+        Rounded rows are multiplied here.
+        """
+        if name == "matmul":
+            return self.matmul if _is_rounded(arrays[0]) else None
+        kernels = {"round_for": self.round_for, "exponentials": self.exponentials}
+        if name in kernels and _is_faster(arrays[1]):
+            return kernels[name]
+        return None
+
+    def round_for(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Round a matrix, and cache the result as long as its memory's owner lives.
+
+        Queries, keys and values are projected from one array, and those of all decoder
+        layers from the encoder's output. Therefore nothing may change such an array in
+        place.
+
+        Shapes: x [N, n]
+        """
+        owner = x if x.base is None else x.base
+        if (inputs := getattr(self._thread, "inputs", None)) is None:
+            inputs = self._thread.inputs = CacheByOwner()
+        rounded: np.ndarray = inputs.get(owner, self._rounded_rows, x)
+        return rounded
 
     def matmul(
         self,
@@ -47,36 +93,27 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
         """`ops.matmul` of a rounding and parameters, or of two roundings."""
         count = len(a)
         a = _with_zeros(a)
-        b = _with_zeros(b) if self._is_rounded(b) else self._rounded_parameters(b)
+        b = _with_zeros(b) if _is_rounded(b) else self._rounded_parameters(b)
         function = RELU if relu else None
         return self.multiply(a, b, bias=bias, function=function)[:count]
 
-    def exponentials(
-        self, rows: np.ndarray, table: np.ndarray
-    ) -> tuple[np.ndarray, None]:
+    def exponentials(self, rows: np.ndarray, table: np.ndarray) -> np.ndarray:
         """Return exp(rows table^T). Shapes: rows [N, D], table [V, D] -> [N, V]"""
         low = _with_zeros(self.round_for(rows, table))
         matrix = self._rounded_parameters(table.T)
-        return self.multiply(low, matrix, function=EXP)[: len(rows)], None
+        return self.multiply(low, matrix, function=EXP)[: len(rows)]
 
     def parameters_changed(self, vector: np.ndarray) -> None:
         """Round a vector of new or changed parameters.
 
         Processes that were forked since its first rounding share the rounded copy.
         """
-        self.round(vector, self._roundings.get(vector, vector, self._rounded_vector))
+        self.round(vector, self._roundings.get(vector, self._rounded_vector, vector))
 
     def _rounded_vector(self, vector: np.ndarray) -> np.ndarray:
         low = shared_zeros(vector.shape, np.uint16)
         self.round(vector, low)
         return low
-
-    def _is_rounded(self, a: np.ndarray) -> bool:
-        return a.dtype == np.uint16
-
-    def _is_faster(self, weight: np.ndarray) -> bool:
-        # A single row or column is no matrix: its transposition looks the same.
-        return weight.size >= MIN_SIZE and min(weight.shape) > 1
 
     def _rounded_rows(self, x: np.ndarray) -> np.ndarray:
         low = with_more_rows(x, np.uint16)
@@ -88,17 +125,29 @@ class Bfloat16Kernels(Kernels[np.ndarray]):
 
         One rounded copy of the vector serves all its matrices.
         """
-        low: np.ndarray = self._roundings.get(matrix.base, matrix, self._view)
+        low: np.ndarray = self._roundings.get(matrix.base, self._view, matrix)
         return low
 
     def _view(self, matrix: np.ndarray) -> np.ndarray:
         vector = matrix.base
         assert vector is not None
-        low = self._roundings.get(vector, vector, self._rounded_vector)
+        low = self._roundings.get(vector, self._rounded_vector, vector)
         # The same place, shape and order in the copy, whose numbers are half as long.
         first = (matrix.ctypes.data - vector.ctypes.data) // vector.itemsize
         strides = [x // vector.itemsize * low.itemsize for x in matrix.strides]
         return np.ndarray(matrix.shape, low.dtype, low, first * low.itemsize, strides)
+
+
+def _is_rounded(a: np.ndarray) -> bool:
+    """Whether an array comes from `round_for`."""
+    return a.dtype == np.uint16
+
+
+def _is_faster(weight: np.ndarray) -> bool:
+    """Whether a matrix is one of parameters with which products are faster here."""
+    # A single row or column is no matrix: its transposition looks the same.
+    large = weight.size >= MIN_SIZE and min(weight.shape) > 1
+    return large and is_parameter(weight)
 
 
 def _with_zeros(a: np.ndarray) -> np.ndarray:

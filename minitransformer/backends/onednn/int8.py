@@ -1,157 +1,158 @@
-"""Matrix products of 8-bit integers, for translating on processors that have them.
+"""Matrix products of 8-bit integers, for translating: `--precision int8`.
 
 Each column of a matrix of parameters has a scale, and so has each row of activations.
-Divided by its scale, the largest number is 127, and all numbers are rounded to
+Divided by its scale, the largest magnitude is 127, and all numbers are rounded to
 integers. The products of the integers are exact. Times both scales, they are near to
-the products in float32. Everything else stays float32, as with `--precision bf16`.
-There are no gradients.
+the products in float32:
 
-The processors multiply unsigned integers by signed ones. Therefore 128 is added to the
-integers of activations, and its share of the products is subtracted again:
+    x W ~ (q_x q_W) scale_W scale_x
 
-    x W ~ scale_x ((q_x + 128) q_W - 128 (sums of the columns of q_W)) scale_W
+Everything else stays float32, as with `--precision bf16`. There are no gradients.
 
-oneDNN does all of this in the same pass as the product, also the next operations: it
-adds the bias, and applies the ReLU or the exponential.
+NumKong rounds and multiplies on any processor. It is the fastest for few rows, such as
+the beams of one sentence: oneDNN's products have at least 16 rows. oneDNN multiplies
+many, if it and the processor's instructions are there. Both turn integers into numbers
+in the same order: a row has the same bits among few rows as among many.
 
-Shapes: N rows, n inputs, m outputs, D d_model, V vocabulary.
+Shapes: N rows, n inputs, m outputs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from minitransformer.backends.onednn.few_rows import (
-    LARGEST,
-    MAX_FEW,
-    SMALLEST,
-    FewRows,
-    FewRowsProducts,
-    few_rows,
-    find_numkong,
+from minitransformer.backends.onednn.kernels import (
+    CacheByOwner,
+    is_parameter,
+    with_more_rows,
 )
-from minitransformer.backends.onednn.kernels import Kernels, more_rows, with_more_rows
-from minitransformer.backends.onednn.library import EXP, RELU, OneDnn, ScaledMatrix
+from minitransformer.backends.onednn.library import RELU, OneDnn, ScaledMatrix
+from minitransformer.engine.backend import Backend
+from minitransformer.settings.extras import import_extra
 
-SMALLEST_BITS = SMALLEST.view(np.int32)
+# The most rows for which NumKong takes less time than oneDNN.
+MAX_FEW = 8
+
+# The largest integer, and the least value that the largest magnitude of a row or column
+# counts as.
+LARGEST = np.float32(127)
+SMALLEST = np.float32(1e-30)
 
 # To round or load a number takes about as long as so many multiplications.
 MIN_PRODUCTS = 112
 
-# The logits of so many rows are computed at a time: with a vocabulary of 10,000, they
-# stay in a processor's cache.
-LOGITS_ROWS = 64
 
-
-class Rows(NamedTuple):
-    """Activations: integers plus 128, and the scale of each row.
-
-    Shapes: integers [more_rows(num_rows), n], scales [more_rows(num_rows), 1]
-    """
-
-    integers: np.ndarray
-    scales: np.ndarray
-    num_rows: int
-
-
-class Int8Kernels(Kernels[Rows | FewRows]):
+class Int8Kernels:
     """Products of integers, with a cache of the parameters as integers."""
 
-    def __init__(self, library: OneDnn) -> None:
-        super().__init__()
-        self.quantize = library.quantize
-        self.multiply = library.scaled_product
-        numkong = find_numkong()
-        self.few = FewRowsProducts(numkong) if numkong else None
+    def __init__(self, numkong: Any, library: OneDnn | None) -> None:
+        self._numkong = numkong
+        self._library = library
+        self._kernels: dict[str, Callable[..., Any]] = {
+            "linear": self.linear,
+            "projections": self.projections,
+        }
+        self._matrices = CacheByOwner()
 
-    def parameters_changed(self, vector: np.ndarray) -> None:
-        """Forget the integers of parameters that have changed."""
-        self._roundings.forget(vector)
+    def backend(self) -> Backend:
+        """Return the backend that computes with these kernels."""
+        return Backend(find_kernel=self.find, parameters_changed=self._matrices.forget)
 
-    def matmul(
+    def find(self, name: str, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return the kernel of an operation if it is faster than NumPy's products."""
+        kernel = self._kernels.get(name)
+        if kernel is None or not is_parameter(weight := arrays[1]):
+            return None
+        return kernel if weight.size >= MIN_PRODUCTS * sum(weight.shape) else None
+
+    def linear(
         self,
-        a: Rows | FewRows,
-        b: np.ndarray,
+        x: np.ndarray,
+        weight: np.ndarray,
+        bias: np.ndarray | None = None,
+        *,
+        relu: bool = False,
+    ) -> tuple[np.ndarray, None]:
+        """As `ops.linear`, without its gradient."""
+        out = self._product(x, (weight,), bias, relu)
+        return out.reshape(*x.shape[:-1], weight.shape[1]), None
+
+    def projections(self, x: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
+        """As `ops.projections`: one product with the matrices side by side."""
+        out = self._product(x, weights)
+        results = []
+        end = 0
+        for weight in weights:
+            first, end = end, end + weight.shape[1]
+            results.append(out[:, first:end].reshape(*x.shape[:-1], end - first))
+        return results
+
+    def _product(
+        self,
+        x: np.ndarray,
+        weights: tuple[np.ndarray, ...],
         bias: np.ndarray | None = None,
         relu: bool = False,
     ) -> np.ndarray:
-        """`ops.matmul` of rows and parameters."""
-        if isinstance(a, FewRows):
-            assert self.few is not None
-            return self.few.multiply(a, self._scaled_matrix(b), bias, relu)
-        out = self.multiply(
-            a.integers,
-            a.scales,
-            self._scaled_matrix(b),
-            bias=bias,
-            function=RELU if relu else None,
+        """Multiply by matrices side by side, and add the bias. Shapes: -> [N, m]"""
+        matrix: ScaledMatrix = self._matrices.get(
+            weights[0].base, self._scaled_matrix, *weights
         )
-        return out[: a.num_rows]
+        rows = x.reshape(-1, x.shape[-1])
+        count = len(rows)
+        # oneDNN multiplies many, with rows of zeros at their end.
+        if self._library is not None and count > MAX_FEW:
+            padded = with_more_rows(rows, np.float32)
+            padded[:count] = rows
+            integers, scales = self._rounded(padded)
+            function = RELU if relu else None
+            out = self._library.scaled_product(
+                np.asarray(integers), scales, matrix, bias=bias, function=function
+            )
+            return out[:count]
+        # NumKong multiplies few, and the sums become numbers in the same order.
+        integers, scales = self._rounded(rows)
+        products = self._numkong.dots_packed(integers, matrix.packed)
+        out = np.asarray(products).astype(np.float32)
+        out *= matrix.scales
+        out *= scales
+        if bias is not None:
+            out += bias
+        return np.maximum(out, 0, out=out) if relu else out
 
-    def exponentials(
-        self, rows: np.ndarray, table: np.ndarray
-    ) -> tuple[np.ndarray, Iterator[slice]]:
-        """Return exp(rows table^T), and an iterator that computes it slice by slice.
+    def _rounded(self, x: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Round each row to 127ths of its largest magnitude; NaN makes its scale NaN.
 
-        Shapes: rows [N, D], table [V, D] -> [N, V]
+        Returns: the integers [N, n] int8, and the scale of each row [N, 1]
         """
-        values = np.empty((more_rows(len(rows)), len(table)), np.float32)
-        matrix = self._scaled_matrix(table.T)
+        peaks = np.maximum(np.abs(x).max(axis=1, keepdims=True), SMALLEST)
+        integers = self._numkong.astype(x * (LARGEST / peaks), "int8")
+        return integers, peaks / LARGEST
 
-        def fill() -> Iterator[slice]:
-            for first in range(0, len(rows), LOGITS_ROWS):
-                part = slice(first, min(first + LOGITS_ROWS, len(rows)))
-                low = self._many_rows(rows[part])
-                out = values[first : first + len(low.integers)]
-                self.multiply(low.integers, low.scales, matrix, function=EXP, out=out)
-                yield part
-
-        return values[: len(rows)], fill()
-
-    def _is_rounded(self, a: Any) -> bool:
-        return isinstance(a, Rows | FewRows)
-
-    def _is_faster(self, weight: np.ndarray) -> bool:
-        return weight.size >= MIN_PRODUCTS * sum(weight.shape)
-
-    def _rounded_rows(self, x: np.ndarray) -> Rows | FewRows:
-        if self.few is not None and len(x) <= MAX_FEW:
-            return few_rows(x)
-        return self._many_rows(x)
-
-    def _many_rows(self, x: np.ndarray) -> Rows:
-        # The largest magnitude of each row. Compared as integers, magnitudes have the
-        # same order in less time, and NaN is the greatest: a broken model is noticed.
-        x = np.ascontiguousarray(x)
-        magnitudes = x.view(np.int32) & np.int32(0x7FFFFFFF)
-        integers = with_more_rows(x, np.uint8)
-        scales = np.zeros(len(integers), np.float32)
-        peaks = scales[: len(x)]
-        out = peaks.view(np.int32)
-        np.maximum.reduce(magnitudes, axis=1, out=out, initial=SMALLEST_BITS)
-        # Quantize the rows; their scales turn the integers back into numbers.
-        self.quantize(x, LARGEST / peaks, integers[: len(x)])
-        peaks *= np.float32(1 / LARGEST)
-        return Rows(integers, scales[:, None], len(x))
-
-    def _scaled_matrix(self, matrix: np.ndarray) -> ScaledMatrix:
-        """Return a matrix of parameters as integers, made at its first use."""
-        scaled: ScaledMatrix = self._roundings.get(matrix.base, matrix, scaled_matrix)
-        return scaled
-
-
-def scaled_matrix(matrix: np.ndarray) -> ScaledMatrix:
-    """Return a matrix of float32 parameters as integers. Shapes: matrix [n, m]"""
-    peaks = np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
-    integers = np.rint(matrix * (LARGEST / peaks)).astype(np.int8)
-    return ScaledMatrix(integers, peaks / np.float32(LARGEST))
+    def _scaled_matrix(self, *matrices: np.ndarray) -> ScaledMatrix:
+        """Return matrices of parameters side by side, as integers, also packed."""
+        integers, scales = [], []
+        for matrix in matrices:
+            peaks = np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
+            integers.append(np.rint(matrix * (LARGEST / peaks)).astype(np.int8))
+            scales.append(peaks / LARGEST)
+        joined = integers[0] if len(integers) == 1 else np.concatenate(integers, axis=1)
+        packed = self._numkong.dots_pack(np.ascontiguousarray(joined.T), "int8")
+        return ScaledMatrix(joined, np.concatenate(scales), packed)
 
 
 @functools.cache
 def open_kernels() -> Int8Kernels:
-    """Return the kernels of this processor. Raises: RuntimeError as `OneDnn`."""
-    return Int8Kernels(OneDnn("int8"))
+    """Return the kernels of this processor.
+
+    Raises: RuntimeError if NumKong is not installed.
+    """
+    numkong = import_extra("numkong", "onednn", "--precision int8 needs NumKong")
+    try:
+        return Int8Kernels(numkong, OneDnn("int8"))
+    except RuntimeError:
+        return Int8Kernels(numkong, None)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from ctypes import (
     addressof,
@@ -49,10 +48,10 @@ MAJOR_VERSION, MINOR_VERSION = 3, 2
 CPU, IN_ORDER = 1, 1
 MAX_AXES, ALIGNMENT = 12, 64
 ANY_NUMBER = -(1 << 63)  # an axis whose length is given at each call
-BFLOAT16, FLOAT32, INT32, INT8, UINT8 = 2, 3, 4, 5, 6
+BFLOAT16, FLOAT32, INT8 = 2, 3, 5
 # The arguments of a primitive.
 SOURCE, WEIGHTS, BIAS, DESTINATION, SCRATCHPAD = 1, 33, 41, 17, 80
-SCALES, ZERO_POINTS = 0x1000, 0x2000  # plus SOURCE: the scales of the source, etc.
+SCALES = 0x1000  # plus WEIGHTS: their scales
 FIRST_OPERAND, SECOND_OPERAND = 0x8002, 0x10002  # of the operations after a product
 ADD, MULTIPLY, RELU, EXP = 0x1FFF0, 0x1FFF1, 0x20, 0x2A
 QUERY_SCRATCHPAD, CALLERS = 136, 1
@@ -68,17 +67,12 @@ INSTRUCTIONS = {
 # number of rows needs a scratchpad of 1 KB for each column.
 MAX_COLUMNS = 4096
 
-# Operations on scaled rows are compiled for each number of rows. They take at most
-# MAX_ROWS at a time, and multiples of PIECE_ROWS where they can.
-MAX_ROWS, PIECE_ROWS = 512, 16
+# Products of scaled rows are compiled for each number of rows, which is at most this.
+MAX_ROWS = 512
 
 # The sum over rows in A^T B adds at most so many rows at a time, and is then compiled
 # for few numbers of rows.
 MAX_SUMMED = 512
-
-# `quantize` adds it to signed integers to make them unsigned.
-MIDDLE = np.array([128], np.int32)
-MIDDLE_ADDRESS = MIDDLE.ctypes.data
 
 # The most primitives in the cache of a thread: training needs about a hundred.
 MAX_PRIMITIVES = 1000
@@ -92,8 +86,7 @@ class Description:
     """An operation in oneDNN's terms: `reorder` or `matmul`, and how it computes.
 
     `layouts` has the layout of each argument. `scaled_columns` is the axis of the
-    columns of WEIGHTS, if they have scales. With `scaled_rows`, the rows of SOURCE have
-    scales, and DESTINATION has a number that is added. A `matmul` can then `add` to its
+    columns of WEIGHTS, if they have scales. A `matmul` can then `add` to its
     DESTINATION, apply `operations`, each with the layout of its operand, and apply a
     `function`, in this order.
     """
@@ -101,7 +94,6 @@ class Description:
     operation: str
     layouts: dict[int, Layout]
     scaled_columns: int | None = None
-    scaled_rows: bool = False
     add: bool = False
     operations: tuple[tuple[int, Layout], ...] = ()
     function: int | None = None
@@ -115,22 +107,6 @@ class Rounding(NamedTuple):
     def describe(self) -> Description:
         source, target = _vector(FLOAT32, self.size), _vector(BFLOAT16, self.size)
         return Description("reorder", {SOURCE: source, DESTINATION: target})
-
-
-class Quantization(NamedTuple):
-    """Round a float32 matrix to uint8 numbers, as `OneDnn.quantize` says."""
-
-    rows: int
-    columns: int
-
-    def describe(self) -> Description:
-        layouts = {
-            SOURCE: _layout(FLOAT32, self.rows, self.columns),
-            DESTINATION: _layout(UINT8, self.rows, self.columns),
-            SCALES + SOURCE: _vector(FLOAT32, self.rows),
-            ZERO_POINTS + DESTINATION: _vector(INT32, 1),
-        }
-        return Description("reorder", layouts, scaled_rows=True)
 
 
 class Product(NamedTuple):
@@ -174,7 +150,7 @@ class ScaledProduct(NamedTuple):
         row_scales = _batch(FLOAT32, self.rows, 1)
         of_columns = _batch(FLOAT32, 1, columns)
         layouts = {
-            SOURCE: _batch(UINT8, self.rows, width),
+            SOURCE: _batch(INT8, self.rows, width),
             DESTINATION: _batch(FLOAT32, self.rows, columns),
             FIRST_OPERAND: row_scales,
         }
@@ -182,11 +158,9 @@ class ScaledProduct(NamedTuple):
         if self.has_bias:
             layouts[SECOND_OPERAND] = of_columns
             operations.append((ADD, of_columns))
-        # Last in the order of addresses: the three arrays of a `ScaledMatrix`. oneDNN
-        # adds its BIAS before the rows are scaled: it takes the offsets.
+        # Last in the order of addresses: the arrays of a `ScaledMatrix`.
         layouts |= {
             WEIGHTS: (dtype, (1, width, columns), (width * columns, *strides)),
-            BIAS: of_columns,
             SCALES + WEIGHTS: _vector(FLOAT32, columns),
         }
         return Description(
@@ -231,28 +205,10 @@ class OneDnn:
             # primitive for each power of two, all sizes are served.
             piece = 1 << (x.size.bit_length() - 1)
             rounding = self._primitive(Rounding(piece))
-            source, target = _address(x), _address(out)
+            source, target = address_of(x), address_of(out)
             for start in {0, x.size - piece}:
                 addresses = [source + start * x.itemsize, target + start * out.itemsize]
                 self._run(rounding, addresses)
-
-    def quantize(self, x: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
-        """Multiply each row by its factor, round, add 128, and clip to 0 to 255.
-
-        All arrays are contiguous.
-
-        Shapes: x [n, k] float32, factors [n] float32, out [n, k] uint8
-        """
-        width = x.shape[1]
-        source, target, scales = map(_address, (x, out, factors))
-        for first, rows in _row_pieces(len(x)):
-            addresses = [
-                source + 4 * first * width,
-                target + first * width,
-                scales + 4 * first,
-                MIDDLE_ADDRESS,
-            ]
-            self._run(self._primitive(Quantization(rows, width)), addresses)
 
     def product(
         self,
@@ -307,7 +263,7 @@ class OneDnn:
             function=function,
         )
         # In the order of the layouts of `Product`.
-        addresses = [_address(a), _address(b), _address(out)]
+        addresses = [address_of(a), address_of(b), address_of(out)]
         if bias is not None:
             addresses.append(_checked_address(bias, (m,)))
         self._run(self._primitive(product), addresses, n)
@@ -322,10 +278,10 @@ class OneDnn:
         function: int | None = None,
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Return row_scales (A - 128) B + bias in float32, or a function of that.
+        """Return row_scales A B + bias in float32, or a function of that.
 
-        A has uint8 numbers. All arrays are contiguous. The result is written to `out`
-        if that is given.
+        A has int8 numbers. All arrays are contiguous. The result is written to `out` if
+        that is given.
 
         Shapes: a [n, k], b [k, m], row_scales [n, 1], bias [m], out [n, m] -> [n, m]
         """
@@ -348,7 +304,7 @@ class OneDnn:
         elif rows:
             # In the order of the layouts of `ScaledProduct`.
             scales = _checked_address(row_scales, (rows, 1))
-            addresses = [_address(a), _address(out), scales]
+            addresses = [address_of(a), address_of(out), scales]
             if bias is not None:
                 addresses.append(_checked_address(bias, (columns,)))
             addresses += b.addresses
@@ -356,9 +312,7 @@ class OneDnn:
             self._run(self._primitive(product), addresses)
         return out
 
-    def _primitive(
-        self, operation: Rounding | Quantization | Product | ScaledProduct
-    ) -> _Primitive:
+    def _primitive(self, operation: Rounding | Product | ScaledProduct) -> _Primitive:
         """Return this thread's primitive for an operation, created at its first use.
 
         Threads share none: a primitive holds the addresses of the arrays of one call.
@@ -393,20 +347,20 @@ class OneDnn:
 class ScaledMatrix:
     """Integers times a scale for each column: the B of `OneDnn.scaled_product`.
 
-    The integers are contiguous or transposed.
+    The integers are contiguous or transposed. `packed` are the same for NumKong.
 
     Shapes: integers [k, m] int8, scales [m] float32
     """
 
-    def __init__(self, integers: np.ndarray, scales: np.ndarray) -> None:
+    def __init__(
+        self, integers: np.ndarray, scales: np.ndarray, packed: Any = None
+    ) -> None:
         self.integers = integers
         self.scales = scales
-        # The other factor is 128 too large: subtract 128 times the sums of the columns.
-        self.offsets = (-128 * integers.sum(axis=0) * scales).astype(np.float32)
-        self.packed: Any = None  # for products of few rows
+        self.packed = packed
         rows, columns = integers.shape
         self.layout = _layout(INT8, rows, columns, _is_transposed(integers))
-        self.addresses = [*map(_address, (integers, self.offsets, scales))]
+        self.addresses = [*map(address_of, (integers, scales))]
 
 
 class _Argument(ctypes.Structure):
@@ -524,24 +478,7 @@ def _destroy(
         library.dnnl_memory_destroy(memory)
 
 
-def _row_pieces(count: int) -> Iterator[tuple[int, int]]:
-    """Divide rows into pieces: yield the first row of each and its number of rows.
-
-    Each number is a multiple of PIECE_ROWS, unless there are fewer rows in all. The
-    last piece may overlap the one before it.
-    """
-    for first in range(0, count, MAX_ROWS):
-        rest = min(count - first, MAX_ROWS)
-        # The greatest multiple of PIECE_ROWS.
-        if whole := rest // PIECE_ROWS * PIECE_ROWS:
-            yield first, whole
-        # The rest, together with rows before it.
-        if whole < rest:
-            size = min(count, PIECE_ROWS)
-            yield count - size, size
-
-
-def _address(array: np.ndarray) -> int:
+def address_of(array: np.ndarray) -> int:
     """Return where a contiguous or transposed array lies."""
     buffer: Any = array
     try:
@@ -553,7 +490,7 @@ def _address(array: np.ndarray) -> int:
 def _checked_address(values: np.ndarray, shape: tuple[int, ...]) -> int:
     """Return where a bias or scales of this shape lie."""
     assert (values.shape, values.dtype) == (shape, np.float32)
-    return _address(values)
+    return address_of(values)
 
 
 def _vector(dtype: int, length: int) -> Layout:
@@ -585,14 +522,9 @@ def _attributes(library: ctypes.CDLL, description: Description) -> c_void_p:
     _call(library, "primitive_attr_create", byref(attributes))
     _call(library, "primitive_attr_set_scratchpad_mode", attributes, CALLERS)
     # Scales: a bit for each axis along which they differ.
-    set_scales = "primitive_attr_set_scales_mask"
     if description.scaled_columns is not None:
         axes = 1 << description.scaled_columns
-        _call(library, set_scales, attributes, WEIGHTS, axes)
-    if description.scaled_rows:
-        _call(library, set_scales, attributes, SOURCE, 1 << 0)
-        set_zero_points = "primitive_attr_set_zero_points_mask"
-        _call(library, set_zero_points, attributes, DESTINATION, 0)
+        _call(library, "primitive_attr_set_scales_mask", attributes, WEIGHTS, axes)
     # The operations that follow, in their order.
     _call(library, "post_ops_create", byref(following))
     if description.add:

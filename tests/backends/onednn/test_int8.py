@@ -1,128 +1,112 @@
 """Products of integers on processors, against float64 and against float32."""
 
 import gc
+import importlib
 import weakref
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 import train
 import translate
 from minitransformer import load
 from minitransformer.backends.onednn import int8
-from minitransformer.backends.onednn.library import EXP, RELU, OneDnn
+from minitransformer.backends.onednn.library import ScaledMatrix
 from minitransformer.engine import ops
-from minitransformer.engine.autograd import PRIMITIVES, Tensor
-from minitransformer.engine.backend import fused_kernel
+from minitransformer.engine.autograd import Tensor
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from support.cuda import backend_for
 from support.in_process import run_main
 from support.low_precision import CONFIG, FLAGS, assert_near, parameters, write_corpus
 
-linear = PRIMITIVES["linear"]
+
+def linear(*arrays, relu=False):
+    return ops.linear(*arrays, relu=relu).data
 
 
-class StandIn:
-    """For oneDNN, where it or the processor's instructions are missing."""
-
-    @staticmethod
-    def quantize(x, factors, out):
-        out[...] = np.clip(np.rint(x * factors[:, None]) + 128, 0, 255)
-
-    @staticmethod
-    def scaled_product(a, row_scales, b, *, bias=None, function=None, out=None):
-        found = (a - 128.0) @ b.integers * row_scales * b.scales
-        if bias is not None:
-            found += bias
-        if function is not None:
-            found = {RELU: lambda x: np.maximum(x, 0), EXP: np.exp}[function](found)
-        if out is None:
-            return found.astype(np.float32)
-        out[...] = found
-        return out
-
-
-def library(precision):
-    try:
-        return OneDnn(precision)
-    except RuntimeError:
-        return StandIn()
-
-
-@pytest.fixture
-def kernels(monkeypatch):
-    """The kernels on any processor."""
-    monkeypatch.setattr(int8, "OneDnn", library)
-    monkeypatch.setattr(int8, "MIN_PRODUCTS", 0)
-    opened = int8.open_kernels.__wrapped__()
-    with backend_for(np.ndarray, backend=opened.backend()):
-        yield opened
+@pytest.fixture(scope="module")
+def kernels():
+    """The kernels on any processor, for matrices of any size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(int8, "MIN_PRODUCTS", 0)
+        opened = int8.open_kernels.__wrapped__()
+        with backend_for(np.ndarray, backend=opened.backend()):
+            yield opened
 
 
 def record_matrices(monkeypatch):
     """Return a list that gets a reference to each matrix of integers that is made."""
-    made, make = [], int8.scaled_matrix
+    made = []
 
-    def recorded(matrix):
-        made.append(weakref.ref(scaled := make(matrix)))
+    def recorded(*arrays):
+        made.append(weakref.ref(scaled := ScaledMatrix(*arrays)))
         return scaled
 
-    monkeypatch.setattr(int8, "scaled_matrix", recorded)
+    monkeypatch.setattr(int8, "ScaledMatrix", recorded)
     return made
 
 
 def rounded(x, axis):
     """Round to multiples of a 127th of the largest magnitude along an axis."""
     x = np.asarray(x, np.float64)
-    step = np.abs(x).max(axis=axis, keepdims=True) / 127
+    step = np.abs(x).max(axis=axis, keepdims=True, initial=1e-30) / 127
     return np.rint(x / step) * step
 
 
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize(("rows", "n", "m"), [(1, 3, 5), (36, 64, 64), (70, 70, 33)])
-def test_linear_is_float64_products_of_rounded_numbers(
-    kernels, rows, n, m, with_bias, relu
-):
-    rng = np.random.default_rng(n)
-    weight, bias = parameters(rng, (n, m), (m,))
-    x = rng.standard_normal((2, rows, n)).astype(np.float32)
-    out, _ = linear(x, weight, bias if with_bias else None, relu=relu)
-    expected = rounded(x, -1) @ rounded(weight, 0) + (bias if with_bias else 0)
-    assert out.shape == (2, rows, m)
-    assert_near(out, np.maximum(expected, 0) if relu else expected)
+NUMBERS = st.one_of(
+    st.sampled_from([0.0, 0.5, -0.5, 1.0, -1.0, 3.0, 63.5, 127.0]),
+    st.floats(-1e3, 1e3, width=32),
+)
 
 
-@pytest.mark.parametrize("count", [1, 5, 33, 300])
-def test_exponentials_are_those_of_float64_products(kernels, count, monkeypatch):
-    monkeypatch.setattr(int8, "LOGITS_ROWS", 32)
-    rng = np.random.default_rng(0)
-    [table] = parameters(rng, (70, 9))
-    rows = rng.standard_normal((count, 9)).astype(np.float32)
-    kernel = fused_kernel("exponentials", (rows, table), None)
-    assert kernel == kernels.exponentials
-    expected = np.exp(rounded(rows, -1) @ rounded(table, -1).T)
-    found, parts = kernel(rows, table)
-    assert found.shape == expected.shape
-    assert found.dtype == np.float32
-    first = 0
-    for part in parts:
-        assert part == slice(first, min(first + 32, count))
-        assert found[part] == pytest.approx(expected[part], rel=1e-4)
-        first = part.stop
-    assert first == count
+@st.composite
+def products(draw):
+    """Rows, matrices of parameters and a bias of the first, with ties and zeros."""
+
+    def drawn(*shape):
+        return draw(arrays(np.float32, shape, elements=NUMBERS))
+
+    inputs = draw(st.integers(1, 70))
+    columns = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+    sizes = [(inputs, m) for m in columns]
+    weights = parameters(np.random.default_rng(0), *sizes)
+    for weight in weights:
+        weight[...] = drawn(*weight.shape)
+    rows = drawn(draw(st.integers(0, 3 * int8.MAX_FEW)), inputs)
+    return rows, weights, draw(st.none() | st.just(drawn(columns[0])))
 
 
-def test_a_row_does_not_depend_on_the_others(kernels):
-    rng = np.random.default_rng(0)
-    [weight] = parameters(rng, (64, 30))
-    x = rng.standard_normal((200, 64)).astype(np.float32)
-    x[1] *= 1000
-    together, _ = linear(x, weight)
-    for first, count in ((0, 1), (7, 3), (100, 100)):
-        part, _ = linear(x[first : first + count], weight)
-        assert (part == together[first : first + count]).all()
+@given(products(), st.booleans())
+def test_linear_is_float64_products_of_rounded_numbers(kernels, drawn, relu):
+    x, [weight, *_], bias = drawn
+    out = linear(x[:, None], weight, bias, relu=relu)
+    expected = rounded(x, -1) @ rounded(weight, 0) + (0 if bias is None else bias)
+    expected = np.maximum(expected, 0) if relu else expected
+    assert out.shape == (len(x), 1, weight.shape[1])
+    # A number between two integers may become either of them.
+    ties = np.abs(x).sum(axis=-1) * np.abs(weight).max(initial=0) / 60
+    assert (abs(out[:, 0] - expected) <= ties[:, None] + 1e-3).all()
+
+
+@given(products(), st.booleans(), st.data())
+def test_a_row_does_not_depend_on_the_others(kernels, drawn, relu, data):
+    """Nor on the library: a translation has no other neighbours on another machine."""
+    x, [weight, *others], bias = drawn
+    together = linear(x, weight, bias, relu=relu)
+    first = data.draw(st.integers(0, len(x)))
+    last = data.draw(st.integers(first, len(x)))
+    part = linear(x[first:last], weight, bias, relu=relu)
+    np.testing.assert_array_equal(part, together[first:last])
+    weights = [Tensor(w) for w in (weight, *others)]
+    for joined, w in zip(ops.projections(Tensor(x), weights), weights, strict=True):
+        np.testing.assert_array_equal(joined.data, linear(x, w))
+    alone = int8.Int8Kernels(importlib.import_module("numkong"), None)
+    found, _ = alone.linear(x, weight, bias, relu=relu)
+    np.testing.assert_array_equal(found, together)
 
 
 def test_rows_and_columns_of_zeros_stay_zeros(kernels):
@@ -130,11 +114,11 @@ def test_rows_and_columns_of_zeros_stay_zeros(kernels):
     weight[:, 2] = 0
     x = np.ones((3, 8), np.float32)
     x[1] = 0
-    out, _ = linear(x, weight)
+    out = linear(x, weight)
     assert (out[1] == 0).all()
     assert (out[:, 2] == 0).all()
     assert np.isfinite(out).all()
-    assert linear(x[:0], weight)[0].shape == (0, 6)
+    assert linear(x[:0], weight).shape == (0, 6)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -143,7 +127,7 @@ def test_what_is_not_finite_is_not_finite_afterwards(kernels, bad):
     x = np.ones((3, 8), np.float32)
     x[1, 3] = bad
     with np.errstate(all="ignore"):
-        out, _ = linear(x, weight)
+        out = linear(x, weight)
     assert not np.isfinite(out[1]).any()
     assert np.isfinite(out[[0, 2]]).all()
 
@@ -151,8 +135,8 @@ def test_what_is_not_finite_is_not_finite_afterwards(kernels, bad):
 def test_other_matrices_are_multiplied_in_float32(kernels):
     [weight] = parameters(np.random.default_rng(0), (64, 64))
     x = np.zeros((2, 64), np.float32)
-    assert kernels.find("round_for", (x, weight)) is not None
-    assert kernels.find("round_for", (x, weight.copy())) is None
+    assert kernels.find("linear", (x, weight)) is not None
+    assert kernels.find("linear", (x, weight.copy())) is None
     assert kernels.find("projected_cross_entropy", (x, weight)) is None
 
 
@@ -191,10 +175,10 @@ def test_a_run_is_translated_in_int8(kernels, tmp_path, monkeypatch):
         assert code == 0, errors
         outputs.append(out)
     assert outputs[0] == outputs[1] != ""
-    # Before workers are forked: 6 + 10 matrices of both layers, and the embedding.
+    # Before workers are forked: 4 + 7 products of both layers, and the embedding.
     made.clear()
     load("run", precision="int8")
-    assert len(made) == 17
+    assert len(made) == 12
 
 
 def test_training_in_int8_is_refused():

@@ -33,7 +33,7 @@ def test_values_are_computed_once_and_go_with_their_owner():
 
     def values(owner):
         views = owner.reshape(3, 4), owner.reshape(3, 4).T, owner[1:]
-        return [cache.get(owner, view, negative) for view in views]
+        return [cache.get(owner, negative, view) for view in views]
 
     owner = np.arange(12.0)
     first, second = values(owner), values(owner)
