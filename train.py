@@ -62,7 +62,8 @@ EXAMPLES = (
 NOTES = """\
 Without --config, the preset is multi30k, small or base by the number of training pairs,
 finetune with --from, and tiny without text. The run directory receives config.json,
-tokenizer.model, metrics.jsonl, train.log and checkpoints, which translate.py reads."""
+tokenizer.model, metrics.jsonl, train.log and checkpoints, which translate.py reads.
+@FILE stands for the flags in a file."""
 
 # The flags that --help shows; --help-all shows all.
 USUAL = tuple(
@@ -80,6 +81,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         NOTES,
         USUAL,
     )
+    parser.fromfile_prefix_chars = "@"
     add = parser.add_argument
 
     # The preset, and where to compute.
@@ -87,8 +89,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--config",
         metavar="NAME",
         help="tiny, multi30k, small, finetune, base, big or another preset, or a JSON "
-        "file of settings, text, run and device (default by the number of training "
-        "pairs)",
+        "file of settings (default by the number of training pairs)",
     )
     add_device(parser)
     add(
@@ -154,11 +155,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     for settings in SETTINGS:
         add_arguments(parser, settings, without=ONLY_IN_FILES)
     args = parser.parse_args(arguments)
-
-    # A file for --config may have the values of flags: the command line overrides them.
-    if args.config:
-        parser.set_defaults(**starting_point.options_of_file(args, parser.error))
-        args = parser.parse_args(arguments)
 
     # Flags that do not go together.
     new_only = args.run or args.config or args.start or args.vocabulary
@@ -282,9 +278,7 @@ def describe(
     run: TrainingRun, device: Device, data: Data, model: ParallelModel
 ) -> None:
     """Log the model, the text, and the costs of an update."""
-    summary = run_summary(
-        data.batches, data.text, data.corpora, model, run.settings.decoding
-    )
+    summary = run_summary(data.batches, data.text, data.corpora, model)
     targets = [target for _, target in data.samples]
     tokenizer = run.settings.training.bleu_tokenizer
     notes = quality.looks_tokenised(targets, tokenizer, translations=targets)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import io
 import os
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -36,10 +37,12 @@ ELSEWHERE = {
     "--early-stopping": "--patience",
     "--epochs": "--steps",
     "--fp16": "--precision",
+    "--from": "--model",
     "--gpu": "--device",
     "--length-penalty": "--alpha",
     "--lr": "--learning-rate",
     "--max-update": "--steps",
+    "--to": "--model",
     "--tokenizer": "--vocabulary",
 }
 
@@ -67,6 +70,10 @@ class CommandParser(argparse.ArgumentParser):
         words = getattr(parsed, action.dest)
         setattr(parsed, action.dest, [*words, *args[end + 1 :]])
         return parsed
+
+    def convert_arg_line_to_args(self, arg_line: str) -> list[str]:
+        """Return the flags of a line of a file @FILE, as a shell would."""
+        return shlex.split(arg_line, comments=True)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and one line, without the list of all flags before it."""

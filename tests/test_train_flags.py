@@ -69,12 +69,15 @@ ALONE = "--dry-run runs in one process: leave out --ranks and --gpus"
         ("--train-source a", 2, "expected --train-source and --train-target"),
         ("--val-source a", 2, "expected --train-source and --train-target"),
         ("--train-source a --train-target b", 1, "found none at"),
-        ("--train-source t --train-target t --test-target t", 2, "--test-source and -"),
-        ("--train-source t --train-target t --data .", 2, "do not go with file names"),
+        ("--train-source t --train-target u --test-target t", 2, "--test-source and -"),
+        ("--train-source t --train-target u --data .", 2, "do not go with file names"),
+        ("--train-source t --train-target t", 2, "two files, or a .tmx"),
+        ("--train-source t.tmx --train-target t.tmx", 2, "two files, or a .tmx"),
+        ("--train-source t --train-target ./t", 1, "expected a target, got the source"),
         ("--best-by bleu --validate-bleu 0", 2, "expects --validate-bleu above 0, got"),
-        ("--train-source t --train-target t --best-by loss", 2, "expects validation"),
+        ("--train-source t --train-target u --best-by loss", 2, "expects validation"),
         (
-            "--train-source t --train-target t --save-every 9 --checkpoint-minutes 5",
+            "--train-source t --train-target u --save-every 9 --checkpoint-minutes 5",
             2,
             "--save-every does nothing with --checkpoint-minutes",
         ),
@@ -88,9 +91,10 @@ ALONE = "--dry-run runs in one process: leave out --ranks and --gpus"
     ],
 )
 def test_bad_arguments_get_one_line(place, flags, code, message):
-    (place / "t").write_text("a b c\n")
+    for name in ("t", "u"):
+        (place / name).write_text("a b c\n")
     if "--device" in flags:
-        flags += " --train-source t --train-target t"
+        flags += " --train-source t --train-target u"
     found, _, error = run_main(train.main, *flags.split())
     last = error.splitlines()[-1]
     assert (found, message in last) == (code, True), error
@@ -163,59 +167,28 @@ def test_own_text_has_the_preset_for_its_number_of_pairs(place):
     assert new_settings(parse(*flags, "--vocab-size", 50)).model.vocab_size == 50
 
 
-def test_a_file_describes_a_whole_experiment(place):
-    """Its keys are those of config.json, or the names of flags; flags override it."""
-    _, files = named_text(place)
-    own = {"preset": "small", "training": {"steps": 9}, "beam": 3, "text": files}
-    own |= {"run": "runs/mine", "device": "cuda:1", "threads": 2}
-    (place / "own.json").write_text(json.dumps(own))
-    args = parse("--config", "own.json")
-    assert (args.run, args.device, args.threads) == (Path("runs/mine"), "cuda:1", 2)
+def test_a_file_has_flags_which_others_override(place):
+    """A line of it is read as a shell reads it."""
+    flags, files = named_text(place)
+    text = " ".join(flags)
+    lines = f"# mine\n{text} --steps 9\n\n--run 'runs/my own' --device cuda:1  # GPU\n"
+    (place / "own.flags").write_text(lines)
+    args = parse("@own.flags", "--device", "cpu", "--dropout", 0.25)
+    assert (args.run, args.device) == (Path("runs/my own"), "cpu")
     found = new_settings(args)
-    assert (found.preset, found.model.d_model) == ("own", 256)
-    assert (found.training.steps, found.decoding.beam, found.text) == (9, 3, files)
-    flags = "--config own.json --device cpu --run other --steps 5".split()
-    args = parse(*flags, "--train-source", "c", "--train-target", "d")
-    assert (args.run, args.device) == (Path("other"), "cpu")
-    found = new_settings(args)
-    assert found.text == {"train": files["val"]}
-    assert found.training.steps == 5
-    own |= {"text": {}, "train_source": "a", "train_target": "b"}
-    (place / "own.json").write_text(json.dumps(own))
-    assert new_settings(parse("--config", "own.json")).text == {"train": files["train"]}
+    assert (found.training.steps, found.model.dropout) == (9, 0.25)
+    assert found.text == files
+    code, _, error = run_main(train.main, "@none.flags")
+    assert (code, error.count("\n"), "none.flags" in error) == (2, 1, True)
 
 
-def test_the_settings_of_a_run_describe_the_same_run(place, model_path):
+def test_the_settings_of_a_run_are_a_preset(place, model_path):
     flags, _ = named_text(place)
-    run = new_settings(parse(*flags, "--from", model_path, "--steps", 3, "--beam", 2))
+    settings = "--steps 3 --beam 2 --save-every 7".split()
+    run = new_settings(parse(*flags, "--from", model_path, *settings))
     (place / "config.json").write_text(run.to_json())
-    again = new_settings(parse("--config", "config.json"))
-    assert again == replace(run, preset="config")
-    assert again.start == model_path
-    older = json.loads(run.to_json())
-    del older["training"]["average_by"]
-    older |= {
-        "character_coverage": 1.0,
-        "tags": {},
-        "text": {**older["text"], "a 2": []},
-    }
-    (place / "config.json").write_text(json.dumps(older))
-    assert new_settings(parse("--config", "config.json")) == again
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"threads": "x"}, "--threads: expected a whole number"),
-        ({"data": "."}, "--data expects --source and --target"),
-        ({"device": "tpu", "run": "x"}, "--device: expected cpu, cuda or cuda:N"),
-        ({"ranks": 2, "device": "cuda"}, "--ranks starts processes on CPUs"),
-    ],
-)
-def test_a_wrong_experiment_is_explained_as_flags_are(place, own, message):
-    (place / "own.json").write_text(json.dumps(own))
-    code, _, error = run_main(train.main, "--config", "own.json")
-    assert (code, message in error.splitlines()[-1]) == (2, True), error
+    again = new_settings(parse("--config", "config.json", *flags))
+    assert again == replace(run, preset="config", start=None)
 
 
 FILES = "train-source train-target val-source val-target test-source test-target"

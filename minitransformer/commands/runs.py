@@ -56,7 +56,7 @@ def delete(runs: Sequence[RunDirectory]) -> None:
     with ExitStack() as stack:
         # Lock all runs, as a training does.
         for run in runs:
-            stack.enter_context(run.lock([os.getpid()], resumes=True))
+            stack.enter_context(run.lock(resumes=True))
         sizes = [size(run) for run in runs]
 
         # Move their files into folders that are deleted at the end, or all back if one

@@ -8,10 +8,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from minitransformer.runs.checkpoint import (
     SUFFIX,
@@ -40,11 +40,10 @@ BEST = f"best{SUFFIX}"
 AVERAGED = f"averaged{SUFFIX}"
 
 # Files that say how far a training has come: a mark that there is no checkpoint to
-# resume from yet, the ids of the processes that train, and a lock.
+# resume from yet, and a lock.
 UNSAVED = ".unsaved"
-PROCESSES = ".processes"
 LOCK = ".training.lock"
-HIDDEN = (UNSAVED, PROCESSES, LOCK)  # in this order they are deleted
+HIDDEN = (UNSAVED, LOCK)  # in this order they are deleted
 
 # Regular expressions for the name of any file of a run, and for its name while it is
 # written.
@@ -68,13 +67,12 @@ class RunDirectory:
         self.best = path / BEST
         self.averaged = path / AVERAGED
         self._unsaved = path / UNSAVED
-        self._process_ids = path / PROCESSES
         self._lock = path / LOCK
-        self._claim: BinaryIO | None = None  # the ids that this training wrote
+        self._locked: os.stat_result | None = None  # the lock of this training
 
     @contextmanager
-    def lock(self, processes: Sequence[int], resumes: bool = False) -> Iterator[None]:
-        """Keep other trainings out of this directory. `processes`: the ranks' ids.
+    def lock(self, resumes: bool = False) -> Iterator[None]:
+        """Keep other trainings out of this directory.
 
         A directory that is not known to be a run's is left as it is. Unfinished files
         of killed processes are deleted. If no run begins here, the hidden files are
@@ -83,7 +81,7 @@ class RunDirectory:
         Raises: ValueError if another training is running here, if a hidden file is a
         link to one elsewhere, or as `require_free` unless a run `resumes`.
         """
-        for path in (self.path / name for name in HIDDEN):
+        for path in (self._unsaved, self._lock):
             if path.is_symlink():
                 raise ValueError(f"{path}: expected a file of a run, got a link")
         if not resumes:
@@ -95,20 +93,13 @@ class RunDirectory:
             try:
                 stack.enter_context(file_lock(self._lock, wait=False))
             except TimeoutError as error:
-                ids = ", ".join(map(str, self.processes())) or "unknown"
-                raise ValueError(
-                    f"{self.path}: another training is running here, process {ids}"
-                ) from error
+                problem = "another training is running here"
+                raise ValueError(f"{self.path}: {problem}") from error
+            self._locked = self._lock.stat()
             try:
                 if not resumes:
                     self.require_free()  # nor did another run begin meanwhile
                 sweep(self.path, NAMES)
-
-                # Claim the directory. While the file of process ids is open, no other
-                # file can have its identity, by which `_check` knows it.
-                claim = json.dumps(list(processes)).encode()
-                write_bytes(self._process_ids, claim, replace=True)
-                self._claim = stack.enter_context(open(self._process_ids, "rb"))
                 yield
             finally:
                 # If no run has begun, leave no trace.
@@ -121,22 +112,14 @@ class RunDirectory:
 
     def _check(self) -> None:
         """Raises: ValueError if this is no longer the directory that `lock` locked."""
-        if self._claim is None:
-            return
-        with suppress(FileNotFoundError, NotADirectoryError):
-            own = os.fstat(self._claim.fileno())
-            if os.path.samestat(own, self._process_ids.stat()):
+        with suppress(OSError):
+            locked = self._locked
+            if locked is None or os.path.samestat(locked, self._lock.stat()):
                 return
         raise ValueError(
-            f"{self.path}: this directory was moved, removed or replaced, or another "
-            "training took it: this training ends and writes nothing more"
+            f"{self.path}: this directory was moved, removed or replaced: this "
+            "training ends and writes nothing more"
         )
-
-    def processes(self) -> list[int]:
-        """Return by rank the ids of the processes that train here, or did last."""
-        with suppress(OSError, ValueError):  # it is missing or damaged
-            return list(json.loads(self._process_ids.read_bytes()))
-        return []
 
     def require_free(self) -> None:
         """Raises: ValueError if the directory holds anything but what `lock` wrote."""

@@ -7,12 +7,11 @@ text needs little of another kind to learn that, too (Luong and Manning, 2015).
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -35,7 +34,6 @@ from minitransformer.settings.presets import (
     MANY_PAIRS,
     find_preset,
     preset_for,
-    read_experiment,
 )
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.cache import cached_tokenizer
@@ -103,22 +101,6 @@ def new_settings(args: argparse.Namespace) -> RunConfig:
     )
     settings.refuse_useless(args)
     return settings
-
-
-def options_of_file(
-    args: argparse.Namespace, refuse: Callable[[str], NoReturn]
-) -> dict[str, str]:
-    """Return the values of flags that a file for --config gives beside settings.
-
-    Flags that name text replace all text of the file.
-    """
-    try:
-        _, options = read_experiment(args.config)
-    except UsageError as error:
-        refuse(str(error))
-    text = [f.name for f in dataclasses.fields(TextConfig)]
-    left_out = text if flags_of(args, TextConfig) else ()
-    return {name: value for name, value in options.items() if name not in left_out}
 
 
 def choose_model(

@@ -14,7 +14,6 @@ from minitransformer.settings.options import (
     read_settings,
     suggestion,
 )
-from minitransformer.settings.text_config import TextConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The built-in corpus: a few minutes on two CPU cores. 256 of the pieces are bytes.
@@ -152,9 +151,8 @@ PRESETS |= {
 # learned from 4.5 million in the paper. Few are nearer to the 29,000 of Multi30k.
 FEW_PAIRS, MANY_PAIRS = 75_000, 1_000_000
 
-# The entries of a file for --config that are no settings, by the names of their flags.
-EXPERIMENT = "run device threads ranks gpus start vocabulary".split()
-EXPERIMENT += [f.name for f in dataclasses.fields(TextConfig)]
+# The entries of a run's config.json that are no settings of model or training.
+OF_RUNS = {"preset", "train", "val", "test", "vocabulary", "start"}
 
 
 def preset_for(pairs: int) -> tuple[str, dict[str, Any]]:
@@ -171,46 +169,33 @@ def preset_for(pairs: int) -> tuple[str, dict[str, Any]]:
 def find_preset(name: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the settings of a preset, or of a JSON file.
 
-    Raises: as `read_experiment`.
-    """
-    return Path(name).stem, read_experiment(name)[0]
-
-
-def read_experiment(name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings of a preset, or of a JSON file with its other entries.
-
-    A file may name a preset as `config` or `preset`, and override it. The config.json
-    of a run can be such a file: its text becomes that of single files.
+    A file may name a preset as `config`, and override it. The config.json of a run is
+    such a file, too: its text, vocabulary and start are left out.
 
     Raises: UsageError if there is no such preset or file, or a setting is unknown.
     """
     if name in PRESETS:
-        return PRESETS[name], {}
+        return name, PRESETS[name]
     path = Path(name)
     if path.suffix != ".json":
         hint = suggestion(name, PRESETS) or f"; presets are {', '.join(PRESETS)}"
         raise UsageError(f"--config: expected FILE.json or a preset, got {name}{hint}")
-    # Find the preset that the file is based on. A run has all its settings.
+
+    # Find the preset that the file is based on.
     values = read_settings(path)
-    classes = ModelConfig, TrainingConfig, DecodingConfig
-    known = {f.name for cls in classes for f in dataclasses.fields(cls)}
-    is_run = values.keys() >= {"preset", "d_model", "steps", "beam"}
-    base = values.pop("config", None if is_run else values.pop("preset", None))
+    base = values.pop("config", None)
     if base is not None and str(base) not in PRESETS:
         raise UsageError(
             f"{path}: config: expected the name of a preset, got {base}"
             f"{suggestion(str(base), PRESETS)}"
         )
-    # Turn the text of a run into flags, and take out the entries that are no settings.
-    for split in ("train", "val", "test"):
-        if isinstance(pair := values.pop(split, None), list) and len(pair) == 2:
-            values |= {f"{split}_source": pair[0], f"{split}_target": pair[1]}
-    others = {x: values.pop(x) for x in EXPERIMENT if x in values}
-    # Refuse unknown settings, but in a run, which may be of another version.
-    unknown = sorted(values.keys() - known)
-    if unknown and not is_run:
-        hint = suggestion(unknown[0], [*known, *EXPERIMENT])
+
+    # Leave out what else a run has, and refuse unknown settings.
+    if values.keys() >= OF_RUNS - {"val", "test"}:
+        values = {x: y for x, y in values.items() if x not in OF_RUNS}
+    classes = ModelConfig, TrainingConfig, DecodingConfig
+    known = {f.name for cls in classes for f in dataclasses.fields(cls)}
+    if unknown := sorted(values.keys() - known):
+        hint = suggestion(unknown[0], known)
         raise UsageError(f"{path}: unknown setting {unknown[0]}{hint}")
-    values = {x: y for x, y in values.items() if x in known}
-    options = {x: str(y) for x, y in others.items() if isinstance(y, str | int)}
-    return merged(PRESETS[base] if base else {}, values), options
+    return path.stem, merged(PRESETS[base] if base else {}, values)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from minitransformer.engine import ops
-from minitransformer.model.kv_cache import FIRST_CAPACITY
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
-from minitransformer.settings.decoding_config import DecodingConfig
 
 # Memory of the interpreter and the libraries. Units: bytes
 PROCESS_MEMORY = 70 << 20
@@ -62,8 +58,8 @@ def training_memory(
     All numbers are float32. Activations are kept for `tokens` tokens a side, which
     attend to a sentence of the `longest`.
 
-    Left out are the text, which is mapped from disk, the translations of a validation
-    (`translation_memory`), the buffers of MPI and NCCL, and all that a GPU's libraries
+    Left out are the text, which is mapped from disk, the translations of a validation,
+    the mean of checkpoints, the buffers of MPI and NCCL, and all that a GPU's libraries
     and recorded graphs keep for themselves.
     """
     # The parameters, two moments, and a gradient for each process.
@@ -83,25 +79,3 @@ def training_memory(
     rows = min(rows, math.ceil(tokens / num_processes))
     logits = num_processes * (rows + 2 * d) * config.vocab_size
     return 4 * (vectors + activations + logits) + PROCESS_MEMORY
-
-
-def translation_memory(
-    config: ModelConfig, decoding: DecodingConfig, lengths: np.ndarray, processes: int
-) -> int:
-    """Bound the memory of translating sentences, besides the model's. Units: bytes
-
-    It is reached if no translation ends before its longest length. Left out are the
-    pieces and strings of the translations themselves.
-    """
-    # How many sentences a process translates at a time, by their length with EOS.
-    lengths = np.sort(np.minimum(lengths, decoding.max_input))[::processes] + 1
-    at_once = np.maximum(decoding.decode_tokens // decoding.beam // lengths, 1)
-    at_once = np.minimum(at_once, np.arange(1, len(lengths) + 1))
-
-    # Keys and values of each beam, whose room doubles as a translation gets longer.
-    longest = decoding.max_len_a * lengths + decoding.max_len_b
-    capacity = 2 ** np.ceil(np.log2(np.maximum(longest, FIRST_CAPACITY)))
-    positions = (at_once * (lengths + decoding.beam * capacity)).max(initial=0)
-    width = config.num_heads * (config.key_width + config.value_width)
-    numbers = positions * width * (config.decoder_layers + 1) + ops.LOGITS_PER_CHUNK
-    return 4 * processes * int(numbers)

@@ -46,8 +46,7 @@ def locked_directory(
     Raises: ValueError as `RunDirectory.lock`.
     """
     run = RunDirectory(Path(os.fsdecode(ranks.all_gather(bytes(path))[0])))
-    ids = [int(pid) for pid in ranks.all_gather(str(os.getpid()).encode())]
-    with nullcontext() if ranks.rank else run.lock(ids, resumes):
+    with nullcontext() if ranks.rank else run.lock(resumes):
         yield run
 
 
@@ -134,7 +133,7 @@ class TrainingRun:
 
         # MPI names a rank that dies by its process.
         if (count := self.ranks.size) > 1:
-            ids = ", ".join(map(str, self.directory.processes()))
+            ids = b", ".join(self.ranks.all_gather(b"%d" % os.getpid())).decode()
             device = f"{count} ranks (processes {ids}), each {device}"
 
         # One block of lines, which no progress bar divides.

@@ -8,18 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from minitransformer.engine.backend import Array, array_module
 from minitransformer.runs.state import RunState, Window
-from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.batches import Batch, Batches, BatchStream, ParallelCorpus
 from minitransformer.text.pairs import TextPair
 from minitransformer.training.cost import (
     parameters_by_block,
     training_flops,
     training_memory,
-    translation_memory,
 )
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ParallelModel
@@ -146,7 +142,6 @@ def run_summary(
     text: Mapping[str, TextPair],
     corpora: Mapping[str, ParallelCorpus],
     parallel: ParallelModel,
-    decoding: DecodingConfig,
 ) -> list[str]:
     """Return log lines about the model, the text, and the costs of an update.
 
@@ -184,12 +179,6 @@ def run_summary(
         longest=0 if parallel.asynchronous else longest,
     )
 
-    # More memory, to translate or else to read and sum checkpoints in float64.
-    translated = val.source.lengths[: training.validate_bleu]
-    translated = np.append(translated, corpora.get("test", val).source.lengths)
-    more = translation_memory(config, decoding, translated, parallel.num_processes)
-    more = max(more, 6 * 4 * config.num_parameters)
-
     blocks = parameters_by_block(parallel.model)
     parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
     return [
@@ -203,6 +192,5 @@ def run_summary(
         f"for the test {held_out.get('test', 'none')}",
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
-        f"memory      about {memory / 1e6:,.0f} MB, at most {more / 1e6:,.0f} MB "
-        "more to translate and average",
+        f"memory      about {memory / 1e6:,.0f} MB",
     ]

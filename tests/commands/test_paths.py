@@ -32,15 +32,15 @@ FOLDERS = (
 NAMES = (
     "config.json best.safetensors Best.safetensors BEST.SAFETENSORS metrics.jsonl~ "
     "averaged.safetensors step-00000001.safetensors step-1.safetensors metrics.jsonl "
-    "tokenizer.model train.log .training.lock .processes .unsaved .hidden notes.txt "
+    "tokenizer.model train.log .training.lock .unsaved .hidden notes.txt "
     "notes.txt.gz text pairs model train.x train.y A B"
 ).split()
 MINE = {"backup.gz": "packed bytes", "photo.png": "picture", "old.txt": "latin-1"}
 OF_A_RUN = re.compile(
     r"(config\.json|metrics\.jsonl|tokenizer\.model|train\.log)"
-    r"|(best|averaged|step-\d{8,})\.safetensors|\.(unsaved|processes|training\.lock)"
+    r"|(best|averaged|step-\d{8,})\.safetensors|\.(unsaved|training\.lock)"
 )
-HIDDEN = {".unsaved", ".processes", ".training.lock"}
+HIDDEN = {".unsaved", ".training.lock"}
 TEXTS = {
     "text": b"the cat sat\non the mat\n",
     "pairs": "".join(f"the cat {i}\tdie Katze {i}\n" for i in range(9)).encode(),

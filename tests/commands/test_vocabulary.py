@@ -72,7 +72,6 @@ def test_a_vocabulary_changes_text_only_if_it_is_asked_to(learn, flags, read):
     [
         (["--option", "split"], 2, "--option: expected NAME=VALUE, got split"),
         (["--option", "nothing=1"], 1, "nothing"),
-        (["--vocab-size", 9000], 1, "vocab_size: expected at most"),
     ],
 )
 def test_wrong_options_are_refused(learn, flags, code, message):

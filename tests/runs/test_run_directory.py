@@ -23,11 +23,10 @@ RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DECODING, TEXT)
 
 def test_a_run_directory_is_never_reused(tmp_path):
     run = RunDirectory(tmp_path / "run")
-    with run.lock([7]):
+    with run.lock():
         pass
     assert not run.path.exists()  # nothing came of it
-    with run.lock([7, 8]):
-        assert run.processes() == [7, 8]
+    with run.lock():
         (run.path / ".config.json.partial").write_text("cut off by a crash")
         assert not run.is_unsaved()
         run.begin(RUN, b"", False)
@@ -47,15 +46,15 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
     with held_elsewhere(
-        f"RunDirectory(Path({str(run.path)!r})).lock([7, 12])"
+        f"RunDirectory(Path({str(run.path)!r})).lock()"
     ) as other:
         run.config.write_text("{}")
-        with pytest.raises(ValueError, match=r"another training is.*process 7, 12$"):
-            run.lock([8], resumes=True).__enter__()
+        with pytest.raises(ValueError, match=r"another training is running here$"):
+            run.lock(resumes=True).__enter__()
         other.kill()
         other.wait()
-    with run.lock([8], resumes=True):  # the crash has released it
-        assert run.processes() == [8]
+    with run.lock(resumes=True):  # the crash has released it
+        pass
 
 
 def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
@@ -68,7 +67,7 @@ def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
         (run.path / name).write_bytes(b"x")
     with files.atomic_write(run.path / "translations") as file:  # by another process
         file.write(b"whole")
-        with run.lock([7], resumes=True):
+        with run.lock(resumes=True):
             left = {path.name for path in run.path.iterdir()}
     [partial] = (name for name in left if name.startswith(".translations"))
     assert left == {*kept, partial, *run_directory.HIDDEN[1:]}
@@ -78,11 +77,10 @@ def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
 OF_THE_USER = [
     ["x"],
     [".lock"],
-    [".processes"],
     [".Report.docx.partial", ".tmp-thesis/ch1"],
     [".training.lock", ".config.json.partial"],
     [".training.lock", f".mine.{'0' * 16}.partial"],
-    [".training.lock", ".processes", "train.log"],
+    [".training.lock", "train.log"],
 ]
 
 
@@ -94,7 +92,7 @@ def test_a_directory_of_the_user_is_left_as_it_is(tmp_path, names):
         (run.path / name).write_text("of the user")
     before = {path: path.stat() for path in run.path.rglob("*")}
     with pytest.raises(ValueError, match="expected a new or empty run directory, got"):
-        run.lock([7]).__enter__()
+        run.lock().__enter__()
     assert {path: path.stat() for path in run.path.rglob("*")} == before
 
 
@@ -103,12 +101,12 @@ def test_a_failed_start_leaves_nothing_and_removes_nothing_of_others(tmp_path, m
     run = RunDirectory(tmp_path / "run")
     if made:
         run.path.mkdir()
-    with run.lock([7]):
+    with run.lock():
         run._unsaved.touch()
     assert run.path.exists() == made
     if made:
         assert list(run.path.iterdir()) == []
-    with run.lock([7]):
+    with run.lock():
         (run.path / "notes").touch()
     assert [path.name for path in run.path.iterdir()] == ["notes"]
 
@@ -118,7 +116,7 @@ def test_a_start_that_was_killed_is_begun_again(tmp_path):
     run.path.mkdir()
     for name in (*run_directory.HIDDEN, f".config.json.{'7' * 16}.partial"):
         (run.path / name).touch()
-    with run.lock([7]):
+    with run.lock():
         left = {path.name for path in run.path.iterdir()}
         assert left == {*run_directory.HIDDEN}
     assert not run.path.exists()
@@ -133,12 +131,6 @@ def replaced(path):
     shutil.copytree(path.with_name("old"), path)
 
 
-def taken(path):
-    """As a training does where the file system has no locks."""
-    other = RunDirectory(path)
-    files.write_bytes(other._process_ids, b"[8]", replace=True)
-
-
 WRITES = [
     lambda run: run.record(1, loss=0.5),
     lambda run: run.append(run.path / "train.log", "a line"),
@@ -149,10 +141,10 @@ WRITES = [
 ]
 
 
-@pytest.mark.parametrize("change", [moved, replaced, taken, shutil.rmtree])
+@pytest.mark.parametrize("change", [moved, replaced, shutil.rmtree])
 def test_a_training_that_lost_its_directory_writes_nothing_more(tmp_path, change):
     run = RunDirectory(tmp_path / "run")
-    with run.lock([7]):
+    with run.lock():
         run.config.write_text("{}")
         run.record(1, loss=0.5)
         for step in (1, 2):
@@ -180,7 +172,7 @@ def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
         "tiny-20250102-130405-2",
         "tiny-20250102-130405-3",
     ]
-    with RunDirectory(runs[1]).lock([7]):
+    with RunDirectory(runs[1]).lock():
         pass  # a failed start
     assert sorted(folder.iterdir()) == [runs[0], runs[2]]
 

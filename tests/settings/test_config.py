@@ -118,19 +118,12 @@ OLDER = {"vocab_type": "bpe", "user_symbols": [], "normalization": "nmt_nfkc"}
 
 
 @pytest.mark.parametrize("file", [None, "/own.model"])
-def test_an_older_run_named_the_file_of_its_vocabulary_among_other_settings(
-    tmp_path, file
-):
+def test_an_older_run_named_the_file_of_its_vocabulary_among_other_settings(file):
     stored = {**json.loads(run_config().to_json()), "vocabulary": file}
     settings = RunConfig.from_json(json.dumps(stored))
     assert settings.vocabulary == file
     older = json.dumps({**stored, "vocabulary": {"tokenizer": file, **OLDER}})
     assert RunConfig.from_json(older) == settings
-    for text in (older, settings.to_json()):  # as a preset
-        (tmp_path / "config.json").write_text(text)
-        _, preset = find_preset(str(tmp_path / "config.json"))
-        assert preset.keys() >= {"d_model", "steps", "beam"}
-        assert not preset.keys() & {"vocabulary", "tokenizer", "normalization"}
 
 
 def test_settings_of_another_version_are_left_out():
@@ -184,8 +177,7 @@ def test_settings_from_a_file_build_on_a_preset(tmp_path):
         ("x.json", "{", "x.json: "),
         ("x.json", "[1]", "expected an object of settings"),
         ("x.json", '{"d_modell": 1}', "unknown setting d_modell; did you mean d_model"),
-        ("x.json", '{"devise": "cpu"}', "unknown setting devise; did you mean device?"),
-        ("x.json", '{"preset": "bose"}', "got bose; did you mean base?"),
+        ("x.json", '{"preset": "base"}', "unknown setting preset"),
         ("x.json", '{"config": "bose"}', "got bose; did you mean base?"),
         ("x.toml", "d_model = 8", "expected FILE.json or a preset, got x.toml"),
         ("pipe.json", None, "pipe.json: expected a file, got a pipe"),
