@@ -6,12 +6,14 @@ the requests that may come in, and `LibreTranslate` answers them.
 
 from __future__ import annotations
 
+import gc
 import hmac
 import html
 import ipaddress
 import json
 import secrets
 import socket
+import sys
 from asyncio import TimerHandle, Transport
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing, suppress
@@ -109,6 +111,9 @@ class Door:
         figures = [f"{interface.name_of(x)}: {x.figures}" for x in interface.directions]
         text = page(
             "translate.html",
+            GOOD_AT=" and ".join(
+                dict.fromkeys(x.good_at for x in interface.directions)
+            ),
             LIMIT=interface.limit,
             UNSURE=UNSURE,
             LANGUAGES=html.escape(json.dumps(await interface.languages({}))),
@@ -322,7 +327,11 @@ class Server(uvicorn.Server):
         # Small products take less time than starting threads. OpenBLAS takes the limit
         # from this thread, not from the queue's.
         with self.socket, closing(self.interface.queue), limit_threads(1):
+            # Neither a search for garbage in models nor the queue holds answers up.
+            gc.freeze()
+            sys.setswitchinterval(0.001)
             self.run([self.socket])
+            gc.unfreeze()
 
 
 def serve(server: Server) -> None:
