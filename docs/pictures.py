@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.browser import open_tab  # noqa: E402
 from support.serving import running  # noqa: E402
 
-TEXT = "My sister works in a hospital.\nWhere is the station? I am hungry."
+TEXT = "Where is the station? I am hungry.\nCould you help me with my homework?"
 
 
 def take(address: str, path: Path, width: int, colours: str) -> None:
@@ -31,7 +31,7 @@ def take(address: str, path: Path, width: int, colours: str) -> None:
     with open_tab(viewport=size, color_scheme=colours, device_scale_factor=1.5) as tab:
         tab.goto(address)
         tab.locator("textarea").fill(TEXT)
-        word = tab.locator("#translation [role=button]").nth(2)
+        word = tab.locator("#translation p:last-child [role=button]").first
         word.click()
         tab.locator(".alternatives button").first.wait_for()
         tab.mouse.move(0, 0)

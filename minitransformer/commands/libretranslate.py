@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -19,9 +20,9 @@ from py3langid.langid import MODEL_FILE, LanguageIdentifier
 from starlette.exceptions import HTTPException
 
 from minitransformer.commands.translation_queue import Job, Line, TranslationQueue
-from minitransformer.runs.models import figures, language_codes
+from minitransformer.runs.models import card_title, figures, language_codes
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.text.lines import as_list_of_str
+from minitransformer.text.lines import as_list_of_str, join_paragraphs
 from minitransformer.text.markup import HtmlLine, PlainLine, html_lines
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Translator, json_objects
@@ -38,13 +39,14 @@ Fields = dict[str, Any]  # of a request or an answer, by their names
 class Direction:
     """The languages that a model translates from and to, and how it decodes.
 
-    `figures` say in a line how it was trained.
+    Visitors read what it is `good_at`, and in the `figures` how it was trained.
     """
 
     source: str
     target: str
     translator: Translator
     config: TranslationConfig
+    good_at: str
     figures: str
 
     @classmethod
@@ -52,7 +54,15 @@ class Direction:
         """Return the direction of a model, of which nobody learns where it is."""
         source, target = language_codes(checkpoint)
         config = TranslationConfig.changed(translator.decoding, {"nbest": 1})
-        return cls(source, target, translator, config, figures(checkpoint))
+        is_shipped = card_title(checkpoint)
+        return cls(
+            source,
+            target,
+            translator,
+            config,
+            "everyday sentences" if is_shipped else "text like that of its training",
+            figures(checkpoint),
+        )
 
 
 class LibreTranslate:
@@ -129,13 +139,12 @@ class LibreTranslate:
         direction, _ = self._direction(request, [line])
         if direction is None:
             raise ValueError("expected two languages, got the same twice")
-        [maps] = await self._results(
-            direction, [line], [""], direction.config, shows_attention=True
-        )
+        job = _job(direction, [line], [""], direction.config, shows_attention=True)
+        [maps] = await self._results(job)
         return maps
 
-    async def translate(self, request: Fields) -> Fields:
-        """Translate text: only the page needs the fields `details` and `prefix`.
+    async def translate(self, request: Fields) -> str:
+        """Translate text. Others do not know `details`, `prefix` and `paragraphs`.
 
         Raises: ValueError with a message, mostly in LibreTranslate's words.
         """
@@ -149,9 +158,10 @@ class LibreTranslate:
         if detected:
             answers = [{**answer, "detectedLanguage": detected} for answer in answers]
         # A list of texts gets lists of translations, alternatives and so on.
-        if isinstance(request["q"], str):
-            return answers[0]
-        return {name: [answer[name] for answer in answers] for name in answers[0]}
+        answer = answers[0]
+        if not isinstance(request["q"], str):
+            answer = {name: [each[name] for each in answers] for name in answer}
+        return await asyncio.to_thread(json.dumps, answer)
 
     def _direction(
         self, request: Fields, texts: Sequence[str]
@@ -170,10 +180,10 @@ class LibreTranslate:
         ]
         # Detect a source that has a model, or the target itself.
         detected = None
-        if source == "auto":
+        if source == "auto" or request.get("details"):
             codes = [*(x.source for x in fitting), target]
             detected = self._detected(texts, [x for x in codes if x != "auto"])
-            source = detected["language"]
+            source = detected["language"] if source == "auto" else source
         if source == target:
             return None, detected
         for direction in fitting:
@@ -196,40 +206,51 @@ class LibreTranslate:
     ) -> list[Fields]:
         """Translate all lines of some texts together, and answer each text."""
         config = _decoding(direction.config, request)
-        divided = [_lines(text, str(request.get("format") or "text")) for text in texts]
+        # In threads: the server answers others while it reads and writes long text.
+        divided = await asyncio.to_thread(
+            lambda: [_lines(text, request) for text in texts]
+        )
         lines = [line.text for parts in divided for line in parts]
         given = str(request.get("prefix") or "\n" * (len(lines) - 1))
         prefixes = as_list_of_str("prefixes", given.split("\n"), len(lines))
-        results = iter(await self._results(direction, lines, prefixes, config))
-        return [
-            _answer(parts, [next(results) for _ in parts], config) for parts in divided
-        ]
+        job = await asyncio.to_thread(_job, direction, lines, prefixes, config)
+        results = iter(await self._results(job))
+        return await asyncio.to_thread(
+            lambda: [
+                _answer(parts, [next(results) for _ in parts], config)
+                for parts in divided
+            ]
+        )
 
-    async def _results(
-        self,
-        direction: Direction,
-        lines: Sequence[str],
-        prefixes: Sequence[str],
-        config: TranslationConfig,
-        *,
-        shows_attention: bool = False,
-    ) -> list[Any]:
-        """Wait for the results of lines. Raises: ValueError if they are too large."""
-        # A line counts its end, too: as many tokens as the model reads.
-        encode = direction.translator.tokenizer.encode
-        ids = zip(encode(lines), encode(prefixes), strict=True)
-        sizes = [(len(line) + 1 + len(prefix)) * config.beam for line, prefix in ids]
-        waiting = deque(map(Line, lines, prefixes, sizes))
-        size = sum(sizes)
-        if size > MAX_TOKENS:
-            tokens, limit = size // config.beam, MAX_TOKENS // config.beam
-            exceeds = f"request ({tokens:,}) exceeds text limit ({limit:,} tokens)"
-            raise ValueError(f"Invalid request: {exceeds}")
-        if size + self.queue.size() > MAX_WAITING:
+    async def _results(self, job: Job) -> list[Any]:
+        """Wait for the results of a job. Raises: HTTPException if too many wait."""
+        if job.size + self.queue.size() > MAX_WAITING:
             busy = "Slowdown: too much text is waiting, try again soon"
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, busy)
-        job = Job(direction.translator, config, waiting, shows_attention)
         return await asyncio.wrap_future(self.queue.submit(job))
+
+
+def _job(
+    direction: Direction,
+    lines: Sequence[str],
+    prefixes: Sequence[str],
+    config: TranslationConfig,
+    *,
+    shows_attention: bool = False,
+) -> Job:
+    """Return a job of lines. Raises: ValueError if they are too large."""
+    # A line counts its end, too: as many tokens as the model reads.
+    encode = direction.translator.tokenizer.encode
+    ids = zip(encode(lines), encode(prefixes), strict=True)
+    sizes = [(len(line) + 1 + len(prefix)) * config.beam for line, prefix in ids]
+    waiting = deque(map(Line, lines, prefixes, sizes))
+    job = Job(direction.translator, config, waiting, shows_attention)
+    if job.size > MAX_TOKENS:
+        tokens = job.size // config.beam
+        limit = MAX_TOKENS // config.beam
+        exceeds = f"request ({tokens:,}) exceeds text limit ({limit:,} tokens)"
+        raise ValueError(f"Invalid request: {exceeds}")
+    return job
 
 
 # Fields of requests
@@ -269,12 +290,15 @@ def _decoding(config: TranslationConfig, request: Fields) -> TranslationConfig:
 # Texts, divided into lines and put together again
 
 
-def _lines(text: str, kind: str) -> Sequence[PlainLine | HtmlLine]:
-    """Divide text into lines."""
+def _lines(text: str, request: Fields) -> Sequence[PlainLine | HtmlLine]:
+    """Divide text into lines, which are paragraphs if the request says so."""
+    kind = str(request.get("format") or "text")
     if kind == "html":
         return html_lines(text)
     if kind != "text":
         raise ValueError(f"{kind} format is not supported")
+    if request.get("paragraphs"):
+        text = "\n".join(join_paragraphs(re.split(r"\r?\n", text)))
     # Ends and lines by turns, with a line first and last.
     parts = re.split(r"(\r?\n)", text)
     return [*map(PlainLine, parts[::2], [*parts[1::2], ""])]
@@ -303,5 +327,17 @@ def _answer(
     if config.nbest > 1:
         answer["alternatives"] = others
     if config.alignment:
-        answer["lines"] = [json_objects(x, config) for x in nbest_lists]
+        answer["lines"] = [
+            [_with_sentences(h, config) for h in ranked] for ranked in nbest_lists
+        ]
     return answer
+
+
+def _with_sentences(h: Hypothesis, config: TranslationConfig) -> Fields:
+    """Return what JSON has of the translation of a line, and of each sentence."""
+    [line, *parts] = json_objects([h, *(x for _, _, x in h.parts)], config)
+    sentences = [
+        {**fields, "source": source, "space": space}
+        for (source, space, _), fields in zip(h.parts, parts, strict=True)
+    ]
+    return {**line, "sentences": sentences}

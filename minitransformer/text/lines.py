@@ -6,10 +6,11 @@ import gzip
 import io
 import itertools
 import os
+import re
 import select
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
@@ -124,6 +125,44 @@ def read_open_file(descriptor: int) -> Iterator[str | None]:
                 yield None
     if rest:
         yield decode_line(rest, next(numbers), place)
+
+
+# The mark of an item or a heading.
+ITEM = re.compile(r"(?:[-*+•#|]|\d{1,3}[.)]|[a-z]\))\s")
+
+# A word divided at the end of a line; "Vor- und Nachteile" has none.
+HYPHEN = re.compile(r"(?<=[^\W\d_])-\n(?=(?!(?:and|or|und|oder|bis)\b)[a-zß-ÿ])")
+
+
+def join_paragraphs(lines: Sequence[str]) -> list[str]:
+    """Join the lines of each paragraph, where text was broken to fit a page.
+
+    A blank line, a deeper indent, the item of a list or another depth of quotation
+    begins a paragraph. A line shorter than two thirds of the longest one ends it.
+
+        We live near the vil-
+        lage, and we have            We live near the village, and we have
+        - a garden with              - a garden with trees
+          trees
+    """
+    long = max((len(x.strip()) for x in lines), default=0) * 2 / 3
+    paragraphs = list[list[str]]()
+    margin = text = ""
+    for line in lines:
+        # The margin has the indent and any signs of quotation.
+        last_margin, last = margin, text
+        text = line.strip().lstrip("> \t")
+        margin = line[: line.index(text)]
+        # Does it go on with the last line, or hang below an item?
+        deeper = len(margin) > len(last_margin)
+        hangs = deeper and ITEM.match(last)
+        begins = deeper or len(last) < long or ITEM.match(text)
+        alike = text and last and margin.count(">") == last_margin.count(">")
+        if alike and (hangs or not begins):
+            paragraphs[-1].append(text)
+        else:
+            paragraphs.append([line.rstrip()])
+    return [HYPHEN.sub("", "\n".join(x)).replace("\n", " ") for x in paragraphs]
 
 
 def zip_lines(

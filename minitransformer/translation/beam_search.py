@@ -28,6 +28,9 @@ NOT_FINITE = "expected a model whose outputs are finite: this one's training div
 # A word alignment: pairs of a source word and a target word, counted from 0.
 Links: TypeAlias = tuple[tuple[int, int], ...]
 
+# Each sentence of a line, the white space before its translation, and this.
+Parts: TypeAlias = "tuple[tuple[str, str, Hypothesis], ...]"
+
 # Each word with the mean log-probability of its tokens or, if it was copied, None.
 Words: TypeAlias = tuple[tuple[str, float | None], ...]
 
@@ -41,8 +44,9 @@ class Hypothesis:
     A `Translator` adds the other fields: the detokenised `text`, its word `alignment`,
     and how sure the model is of each of its `words`. `mean_log_prob` is the mean over
     the tokens, and `confidence` is the share of validation sentences of which the model
-    was less sure. Both describe the least sure sentence of a line. The slots, terms and
-    numbers of the source that the text lacks are `missing`.
+    was less sure. Both describe the least sure sentence of a line, whose sentences are
+    the `parts`. The slots, terms and numbers of the source that the text lacks are
+    `missing`.
 
     Units: nats
     """
@@ -56,6 +60,7 @@ class Hypothesis:
     mean_log_prob: float = 0.0
     confidence: float | None = None
     missing: tuple[str, ...] = ()
+    parts: Parts = ()
 
 
 def length_penalty(length: Array, alpha: float) -> Array:

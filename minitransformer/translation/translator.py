@@ -597,6 +597,7 @@ def _join_sentences(
             text="".join(map(add, gaps, texts)) + end,
             words=tuple(itertools.chain.from_iterable(h.words for h in ranked)),
             missing=tuple(itertools.chain.from_iterable(h.missing for h in ranked)),
+            parts=tuple(zip(map("".join, sentences), gaps, ranked, strict=True)),
         )
         result.append(joined)
     return result

@@ -16,6 +16,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -142,7 +143,9 @@ def test_what_the_page_needs(server, checkpoint, tmp_path):
         for mine, theirs in zip(found, line, strict=True):
             for name in ("score", "log_prob"):
                 assert mine.pop(name) == pytest.approx(theirs.pop(name), rel=1e-4)
+            sentences = mine.pop("sentences")
             assert mine == theirs
+            assert "".join(x["space"] + x["text"] for x in sentences) == mine["text"]
 
 
 def test_a_language_without_a_model_has_no_target(server):
@@ -516,16 +519,26 @@ def test_the_page_translates_what_a_person_types(shipped):
         expect(tab.get_by_label("From", exact=True)).to_have_value("en")
         tab.keyboard.type("Where is the station?\n\nI am hungry.")  # it has the focus
         expect(lines).to_have_text(["Wo ist der Bahnhof?", "", "Ich habe Hunger."])
-        expect(lines.nth(2)).to_have_class("current")
+        expect(tab.locator("#translation .current")).to_have_text("Ich habe Hunger.")
         expect(tab.get_by_role("status")).to_have_text("35 of 4,096 characters")
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+        # The text is kept for a page that is loaded anew.
+        tab.reload()
         box = tab.get_by_label("Text in English")
+        expect(box).to_have_value("Where is the station?\n\nI am hungry.")
+        expect(lines).to_have_text(["Wo ist der Bahnhof?", "", "Ich habe Hunger."])
+        # Of text that is too long, nothing is cut. The translation is dimmed until
+        # it belongs to the text again, and the message is seen beside the text.
         box.fill("a " * 2100)
         message = "4,200 of 4,096 characters: 104 too many to translate at once"
         expect(tab.get_by_role("status")).to_have_text(message)
-        assert len(box.input_value()) == 4200  # nothing is cut
+        expect(tab.get_by_role("status")).to_be_in_viewport()
+        assert len(box.input_value()) == 4200
+        expect(tab.locator("#translation")).to_have_css("opacity", "0.5")
+        expect(tab.get_by_role("button", name="Copy")).to_be_disabled()
         tab.get_by_role("button", name="Clear").click()
-        expect(lines).to_have_count(0)
+        expect(lines).to_have_text([""])
+        expect(tab.locator("#translation")).to_have_css("opacity", "1")
         expect(box).to_be_focused()
 
 
@@ -557,20 +570,23 @@ def test_the_page_has_a_menu_of_languages_and_swaps_them(shipped):
         source.select_option("auto")
         expect(target.get_by_role("option")).to_have_count(2)
         target.select_option("en")
-        tab.get_by_role("textbox").fill("Ich habe keine Zeit.")
+        tab.get_by_role("textbox").fill("Die Kinder spielen im Garten.")
         expect(tab.get_by_role("status")).to_have_text(
-            "20 of 4,096 characters, in German (100% sure)"
+            "29 of 4,096 characters, in German (100% sure)"
         )
-        expect(lines).to_have_text(["I don't have time."])
-        words.first.click()
+        expect(lines).to_have_text(["The children are playing in the garden."])
+        words.nth(1).click()
         expect(tab.locator(".alternatives button").first).to_be_focused()
         target.select_option("de")
         expect(tab.get_by_role("status")).to_have_text(
             "This text is in German already (100% sure)."
         )
-        expect(lines).to_have_text(["Ich habe keine Zeit."])
+        expect(lines).to_have_text(["Die Kinder spielen im Garten."])
         expect(swap).to_be_disabled()
         words.first.hover()
+        # Nobody asked for the language: a text that seems to be in the target is named.
+        source.select_option("en")
+        expect(tab.get_by_role("status")).to_contain_text("in German already?")
 
 
 @needs_browser
@@ -584,48 +600,106 @@ def test_the_text_fills_its_frame(shipped):
 def test_the_page_shows_alignment_and_attention(shipped):
     from playwright.sync_api import expect
 
-    with page_of(shipped) as (tab, lines, words):
+    with page_of(shipped) as (tab, _, words):
         tab.keyboard.type("I am hungry.\nWhere is the station?")
         words.get_by_text("Bahnhof?").hover()
         expect(tab.locator("#marks .linked")).to_have_text(["station?"])
         expect(tab.locator("#marks .current")).to_have_text("Where is the station?")
         words.get_by_text("Hunger.").hover()
         expect(tab.locator("#marks .linked")).to_have_text(["hungry."])
-        expect(lines.nth(0)).to_have_class("current")
+        expect(tab.locator("#translation .current")).to_have_text("Ich habe Hunger.")
         tab.get_by_text("Attention and numbers").click()
         keys = tab.locator(".links ol").nth(1).get_by_role("button")
         expect(keys.first).to_have_text("I")
         tab.get_by_label("Text in English").focus()
         tab.keyboard.press("Control+End")  # the cursor is in the last line
         expect(keys.first).to_have_text("Where")
-        expect(tab.locator("#numbers")).to_contain_text("Line 2: score -")
+        expect(tab.locator("#numbers")).to_contain_text("The marked sentence: score -")
 
 
 @needs_browser
 def test_a_word_is_replaced_by_the_keyboard_alone(shipped):
-    """In its sentence: the other one and the line feed stay."""
+    """In its sentence: what is known of the others stays, and no offer is unlikely."""
     from playwright.sync_api import expect
 
     with page_of(shipped) as (tab, lines, words):
-        tab.keyboard.type("I am hungry. He gives the child an apple.\nYes.")
-        expect(lines.nth(1)).to_have_text("Ja.")
-        before = lines.nth(0).inner_text().split()
-        assert before[:3] == ["Ich", "habe", "Hunger."]
+        tab.keyboard.type("I am hungry. Could you help me?\nYes.")
+        expect(lines).to_have_text(["Ich habe Hunger. Könntest du mir helfen?", "Ja."])
         words.nth(0).focus()
-        for _ in range(4):
+        for _ in range(3):
             tab.keyboard.press("ArrowRight")
         tab.keyboard.press("Enter")
         choices = tab.locator(".alternatives").get_by_role("button")
-        expect(choices.first).to_be_focused()
-        firsts = [text.split()[0] for text in choices.all_inner_texts()]
-        assert len({before[4], *firsts}) == len(firsts) + 1
+        rest = "mir helfen?"
+        firsts = [f"Könnten Sie {rest}", f"Kannst du {rest}"]
+        expect(choices.nth(0)).to_have_text(firsts[0])
+        offers = choices.all_inner_texts()
+        assert {*firsts} < {*offers}
+        assert len({"Könntest", *(x.split()[0] for x in offers)}) == len(offers) + 1
+        expect(choices.nth(0)).to_be_focused()
+        tab.keyboard.press("ArrowDown")
+        expect(choices.nth(1)).to_be_focused()
+        tab.keyboard.press("ArrowUp")
+        tab.keyboard.press("ArrowUp")
+        expect(choices.nth(0)).to_be_focused()
         tab.keyboard.press("Escape")
-        expect(words.nth(4)).to_be_focused()
+        expect(words.nth(3)).to_be_focused()
         tab.keyboard.press("Enter")
-        rest = choices.first.inner_text()
+        expect(choices.nth(0)).to_be_focused()
         tab.keyboard.press("Enter")
-        expect(lines.nth(0)).to_have_text(" ".join([*before[:4], rest]))
-        expect(words.nth(4)).to_be_focused()
+        expect(lines.nth(0)).to_have_text(f"Ich habe Hunger. {firsts[0]}")
+        expect(words.nth(3)).to_be_focused()
+        # The words of both sentences have their links, and the details are new.
+        expect(tab.locator("#marks .linked")).to_have_text(["Could"])
+        words.get_by_text("Hunger.").hover()
+        expect(tab.locator("#marks .linked")).to_have_text(["hungry."])
+        expect(tab.locator("#marks .current")).to_have_text("I am hungry.")
+        assert tab.locator("#translation .unsure").count() == 0
+        # Where nothing else is likely, nothing is offered.
+        words.get_by_text("Hunger.").click()
+        expect(tab.get_by_role("status")).to_have_text("No other word fits here.")
+
+
+@needs_browser
+def test_each_sentence_says_how_sure_it_is_and_what_it_lacks(shipped, monkeypatch):
+    from playwright.sync_api import expect
+
+    plain = translator_of(shipped).hypotheses
+
+    def loses_a_number(lines, *arguments, **options):
+        [[best]] = plain(lines, *arguments, **options)
+        sure, (source, space, last) = best.parts
+        last = replace(last, text="Sie hat Katzen.", missing=("47",))
+        return [[replace(best, parts=(sure, (source, space, last)))]]
+
+    with page_of(shipped) as (tab, _, words):
+        tab.keyboard.type("I am hungry. Colourless grue blickets zorp furiously.")
+        words.nth(3).wait_for()
+        unsure = tab.locator("#translation .unsure")
+        expect(unsure).to_have_count(1)
+        expect(unsure).not_to_contain_text("Hunger")
+        expect(unsure).to_have_attribute("title", "The model is unsure of this.")
+        monkeypatch.setattr(translator_of(shipped), "hypotheses", loses_a_number)
+        tab.get_by_role("textbox").fill("I am hungry. She has 47 cats.")
+        lacking = tab.locator("#translation .lacking")
+        expect(lacking).to_have_attribute("data-missing", "47")
+        expect(lacking).not_to_contain_text("Hunger")
+
+
+@needs_browser
+def test_lines_of_a_paragraph_are_joined_and_taken_apart_again(shipped):
+    from playwright.sync_api import expect
+
+    wrapped = "My sister works in a\nhospital.\n\nI am hungry."
+    with page_of(shipped) as (tab, lines, _):
+        box = tab.get_by_role("textbox")
+        tab.keyboard.type(wrapped)
+        tab.get_by_role("button", name="Join the lines of each paragraph").click()
+        expect(box).to_have_value("My sister works in a hospital.\n\nI am hungry.")
+        translated = "Meine Schwester arbeitet in einem Krankenhaus."
+        expect(lines).to_have_text([translated, "", "Ich habe Hunger."])
+        tab.keyboard.press("Control+z")
+        expect(box).to_have_value(wrapped)
 
 
 @needs_browser
@@ -645,6 +719,13 @@ def test_text_comes_from_files_and_goes_to_files_and_the_clipboard(shipped, tmp_
             tab.get_by_role("button", name="Save").click()
         assert download.value.suggested_filename == "translation.de.txt"
         assert Path(download.value.path()).read_text() == expected
+        # No text, or none in UTF-8, leaves the text as it is.
+        for name, content in (("a.exe", b"a\0b"), ("latin1.txt", b"Caf\xe9")):
+            (tmp_path / name).write_bytes(content)
+            tab.locator("#file").set_input_files(tmp_path / name)
+            message = f"{name} is no text in UTF-8: save it as plain text with"
+            expect(tab.get_by_role("status")).to_contain_text(message)
+            assert tab.get_by_role("textbox").input_value() == "I am hungry.\n\nYes.\n"
 
 
 def test_ctrl_c_is_how_it_ends(model_path, monkeypatch):

@@ -2,14 +2,23 @@
 
 import gzip
 import os
+import re
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minitransformer.text import lines as text
 from minitransformer.text import pairs
-from minitransformer.text.lines import read_lines, read_open_file, source_lines
+from minitransformer.text.lines import (
+    join_paragraphs,
+    read_lines,
+    read_open_file,
+    source_lines,
+)
 from minitransformer.text.pairs import TextPair
 
 
@@ -116,3 +125,53 @@ def test_lengths_of_files_are_compared_and_pipes_left_alone(tmp_path):
         pairs.check_files(None, two, one)
     with pytest.raises(FileNotFoundError):
         pairs.check_files(None, None, tmp_path / "none")
+
+
+PARAGRAPHS = st.lists(
+    st.lists(st.text("abcÄß.,!?", min_size=1, max_size=12), min_size=1)
+)
+MARGINS = "", "> ", "   ", "> >  "
+
+
+@given(PARAGRAPHS, st.integers(40, 72), st.sampled_from(MARGINS))
+def test_paragraphs_that_were_wrapped_are_whole_again(paragraphs, width, margin):
+    whole = [" ".join(words) for words in paragraphs]
+    wrapped = [
+        textwrap.indent("\n".join(textwrap.wrap(x, width)), margin) for x in whole
+    ]
+    found = join_paragraphs("\n\n".join(wrapped).split("\n"))
+    assert found == "\n\n".join(margin + x for x in whole).split("\n")
+
+
+@given(st.lists(st.text(" >-*1.aB#")))
+def test_no_word_is_lost_where_lines_are_joined(lines):
+    joined = " ".join(join_paragraphs(lines))
+    assert re.sub(r"[\s>-]", "", joined) == re.sub(r"[\s>-]", "", "".join(lines))
+
+
+def test_paragraphs_begin_where_a_reader_sees_it():
+    text = """\
+    Dear Tom,
+    We live near the vil-
+    lage, and we have Vor-
+    und Nachteile, and
+    - a garden with
+      trees,
+    - a cellar and a very
+
+    1. big room.
+    > When will you come
+    > and see us in May?
+    Yours
+    Mary"""
+    assert join_paragraphs(textwrap.dedent(text).split("\n")) == [
+        "Dear Tom,",
+        "We live near the village, and we have Vor- und Nachteile, and",
+        "- a garden with trees,",
+        "- a cellar and a very",
+        "",
+        "1. big room.",
+        "> When will you come and see us in May?",
+        "Yours",
+        "Mary",
+    ]

@@ -4,13 +4,20 @@ const element = (id) => document.getElementById(id);
 const { languages: listed, limit, unsure } = document.querySelector("main").dataset;
 const languages = JSON.parse(listed);
 const [text, from, to] = ["text", "source", "target"].map(element);
-// line: that of the cursor; detected: the language of the text, if it was asked for
-const state = { updates: 0, lines: [], line: 0, timer: null, detected: null };
+// lines: the sentences of each line, which belong to the text `read`, unless that is null;
+// line and sentence: those of the cursor; detected: the language of the text, if asked for
+const state = {
+  updates: 0, timer: null, read: null, lines: [], line: 0, sentence: 0, detected: null,
+};
+// Other words fit if a translation with them is at least as probable as this share of the best.
+const LEAST_SHARE = 0.05;
 
 const languageOf = (code) => languages.find((language) => language.code === code);
 const nameOf = (code) => languageOf(code).name;
 const targetsOf = (code) => languageOf(code)?.targets ?? [];
 const source = () => (from.value === "auto" ? state.detected?.language : from.value);
+const isStale = () => state.read !== text.value;
+const current = () => state.lines[state.line]?.[state.sentence];
 
 async function ask(path, fields) {
   const body = JSON.stringify({ source: from.value, target: to.value, details: true, ...fields });
@@ -26,143 +33,189 @@ function say(message, className = "error") {
   Object.assign(element("status"), { className, textContent: message });
 }
 
-// A line as white space and a span for each word, which are counted from 0.
-function spans(line, attributes) {
+// Text as white space and a span for each word, which are counted from 0.
+function spans(text, attributes) {
   let number = 0;
-  const parts = line.split(/(\s+)/).filter(Boolean);
+  const parts = text.split(/(\s+)/).filter(Boolean);
   return parts.map((part) => (part.trim() ? make("span", attributes(number++), part) : part));
 }
 
-// Mark the line of the cursor in both texts, and some words of a line of the source.
-function mark(line = -1, words = []) {
-  const marked = text.value.split("\n").map((content, i) => {
-    const linked = (n) => ({ class: i === line && words.includes(n) ? "linked" : "" });
-    return make("div", { class: i === state.line ? "current" : "" }, ...spans(content, linked));
+// Mark the sentence of the cursor in both texts, and some of its words in the source. Dim a
+// translation that is not one of this text.
+function mark(words = []) {
+  const isCurrent = (line, n) => !isStale() && line === state.line && n === state.sentence;
+  const marked = text.value.split("\n").map((content, line) => {
+    const sentences = isStale() ? [{ source: content }] : state.lines[line];
+    return make("div", {}, ...sentences.map(({ source }, n) => {
+      const linked = (word) => ({
+        class: isCurrent(line, n) && words.includes(word) ? "linked" : "",
+      });
+      const attributes = { class: isCurrent(line, n) ? "current" : "" };
+      return make("span", attributes, ...spans(source, linked));
+    }));
   });
   element("marks").replaceChildren(...marked);
-  element("translation").querySelectorAll("p").forEach((shown, i) => {
-    const isUnsure = (state.lines[i]?.confidence ?? 1) < Number(unsure);
-    shown.className = `${i === state.line ? "current" : ""} ${isUnsure ? "unsure" : ""}`.trim();
-    shown.title = isUnsure ? "The model is unsure of this line." : "";
+  element("translation").classList.toggle("stale", isStale());
+  element("copy").disabled = element("save").disabled = isStale();
+  element("translation").querySelectorAll("p").forEach((shown, line) => {
+    [...shown.children].forEach((sentence, n) => {
+      sentence.classList.toggle("current", isCurrent(line, n));
+    });
   });
 }
 
+// Show the translation: a paragraph for each line, with a span for each sentence.
 function show() {
-  const shown = state.lines.map(({ text }, line) => {
-    const attributes = (n) => ({ role: "button", tabindex: n ? -1 : 0 }); // arrow keys lead on
-    const place = make("p", {}, ...spans(text, attributes));
-    [...place.children].forEach((word, n) => {
-      const links = () => state.lines[line].alignment.filter(([, to]) => to === n);
-      const point = () => {
-        moveTo(line);
-        mark(line, links().map(([from]) => from));
-      };
-      for (const event of ["mouseenter", "focus"]) word.addEventListener(event, point);
-      for (const event of ["mouseleave", "blur"]) word.addEventListener(event, () => mark());
-      word.addEventListener("click", () => offer(place, line, n).catch((e) => say(e.message)));
-    });
-    return place;
-  });
+  const shown = state.lines.map((sentences, line) => make("p", {}, ...sentences.flatMap(
+    (sentence, n) => [sentence.space, showSentence(sentence, line, n)],
+  )));
   element("translation").replaceChildren(...shown);
   mark();
+}
+
+function showSentence({ text, alignment, confidence, missing = [] }, line, n) {
+  const isUnsure = (confidence ?? 1) < Number(unsure) && !missing.length;
+  const attributes = missing.length
+    ? { class: "lacking", title: "The translation lacks this.", "data-missing": missing.join(", ") }
+    : { class: isUnsure ? "unsure" : "", title: isUnsure ? "The model is unsure of this." : "" };
+  // Arrow keys lead from a word to the others.
+  const button = (word) => ({ role: "button", tabindex: word ? -1 : 0 });
+  const place = make("span", attributes, ...spans(text, button));
+  [...place.children].forEach((shown, word) => {
+    const point = () => {
+      moveTo(line, n);
+      mark(alignment.filter(([, to]) => to === word).map(([from]) => from));
+    };
+    for (const event of ["mouseenter", "focus"]) shown.addEventListener(event, point);
+    for (const event of ["mouseleave", "blur"]) shown.addEventListener(event, () => mark());
+    shown.addEventListener("click", () => {
+      if (!isStale()) offer(place, line, n, word).catch((error) => say(error.message));
+    });
+  });
+  return place;
 }
 
 // Translate the text, unless it is too long.
 async function update() {
   const number = ++state.updates;
-  const length = `${text.value.length.toLocaleString()} of ${Number(limit).toLocaleString()}`;
-  const excess = text.value.length - limit;
-  element("translation").ariaBusy = excess <= 0;
+  const q = text.value;
+  // The text is here again if the page is loaded anew.
+  history.replaceState({ q, source: from.value, target: to.value }, "");
+  state.read = null;
+  mark();
+  const length = `${q.length.toLocaleString()} of ${Number(limit).toLocaleString()}`;
+  const excess = q.length - limit;
   if (excess > 0) return say(`${length} characters: ${excess} too many to translate at once`);
   say(`${length} characters`, excess > -limit / 10 ? "" : "quiet");
   try {
-    const q = text.value;
-    const answer = q.trim() ? await ask("translate", { q }) : { lines: [] };
+    const answer = q.trim() ? await ask("translate", { q }) : {};
     if (number !== state.updates) return; // the text has changed meanwhile
     // Text in the target language comes back as it is.
-    const unchanged = () => q.split("\n").map((text) => [{ text, alignment: [] }]);
-    state.lines = (answer.lines ?? unchanged()).map(([best]) => best);
-    state.detected = answer.detectedLanguage;
-    const sure = state.detected ? ` (${state.detected.confidence}% sure)` : "";
-    if (!answer.lines) say(`This text is in ${nameOf(to.value)} already${sure}.`, "quiet");
-    else if (sure) say(`${length} characters, in ${nameOf(source())}${sure}`, "quiet");
+    const unchanged = () => q.split("\n").map((line) => [
+      { sentences: [{ source: line, space: "", text: line, alignment: [] }] },
+    ]);
+    state.lines = (answer.lines ?? unchanged()).map(([best]) => best.sentences);
+    state.read = q;
+    [state.line, state.sentence] = placeOfCursor();
+    describe(answer, length);
     showLanguages();
     show();
     explain();
   } catch (error) {
     if (number === state.updates) say(error.message);
   }
-  if (number === state.updates) element("translation").ariaBusy = false;
 }
 
-// Show the numbers and the attention of the line of the cursor, if somebody looks.
+// Say which language was detected, and whether the text is in the target language already.
+function describe({ lines, detectedLanguage: detected }, length) {
+  state.detected = from.value === "auto" ? detected : null;
+  if (!detected) return;
+  const sure = `(${detected.confidence}% sure)`;
+  const isTarget = detected.language === to.value;
+  if (!lines) say(`This text is in ${nameOf(to.value)} already ${sure}.`, "quiet");
+  else if (state.detected) say(`${length} characters, in ${nameOf(source())} ${sure}`, "quiet");
+  else if (isTarget && detected.confidence > 95) {
+    say(`Is this text in ${nameOf(to.value)} already? Then choose its language on the left.`, "");
+  }
+}
+
+// Show the numbers and the attention of the sentence of the cursor, if somebody looks.
 async function explain() {
-  const { line, updates } = state;
-  const q = text.value.split("\n")[line];
+  const sentence = current();
   const place = element("attention");
   element("numbers").textContent = "";
-  const isTranslated = state.lines[line]?.score !== undefined && q.trim();
+  const isTranslated = sentence?.score !== undefined && sentence.source.trim();
   if (!element("details").open || !isTranslated) return place.replaceChildren();
-  const { score, log_prob, confidence } = state.lines[line];
+  const { score, log_prob, confidence, isChosen } = sentence;
   const sure = confidence === null ? "" : `, surer than of ${Math.round(confidence * 100)}%`;
   const numbers = `score ${score.toFixed(2)}, log-probability ${log_prob.toFixed(2)}${sure}`;
-  element("numbers").textContent = `Line ${line + 1}: ${numbers}. Point at a word.`;
-  try { // some lines have no maps: long ones, and those of an ensemble
-    const maps = await ask("attention", { q });
-    if (line === state.line && updates === state.updates) showAttention(place, maps);
+  element("numbers").textContent = `The marked sentence: ${numbers}. Point at a word.`;
+  if (isChosen) return place.replaceChildren("Attention is shown of what the model chose itself.");
+  try { // some sentences have no maps: long ones, and those of an ensemble
+    const maps = await ask("attention", { q: sentence.source.trim() });
+    if (sentence === current()) showAttention(place, maps);
   } catch (error) {
     place.replaceChildren(error.message);
   }
 }
 
-function sentences(line, language) {
-  const found = new Intl.Segmenter(language, { granularity: "sentence" }).segment(line);
-  return [...found].map(({ segment }) => segment);
-}
-
-// Offer other translations of a line, or of one of its sentences, from a word on.
-async function offer(place, line, word) {
+// Offer other translations of a sentence, from a word on.
+async function offer(place, line, n, word) {
   document.querySelector(".alternatives")?.remove();
+  const sentence = state.lines[line][n];
   const nodes = [...place.childNodes];
   const given = nodes.slice(0, nodes.indexOf(place.children[word]));
-  const before = given.map((node) => node.textContent).join("");
-  const both = [text.value.split("\n")[line], state.lines[line].text];
-  let [read, written] = [sentences(both[0], source()), sentences(both[1], to.value)];
-  if (read.length !== written.length) [read, written] = both.map((whole) => [whole]);
-  let [number, start] = [0, ""];
-  while ((start + written[number]).length <= before.length) start += written[number++];
-  const end = written.slice(number + 1).join("");
-  const prefix = before.slice(start.length);
-  const asked = { source: source(), q: read[number], prefix, alternatives: 15 };
-  const { lines: [found] } = await ask("translate", asked);
+  const prefix = given.map((node) => node.textContent).join("");
+  const q = sentence.source.trim();
+  const { lines: [found] } = await ask("translate", { source: source(), q, prefix, alternatives: 15 });
+  // Of those that begin with the same word, the best one that fits.
+  const least = found[0].log_prob + Math.log(LEAST_SHARE);
+  const fitting = found.filter((other) => other.log_prob > least && !other.missing.length);
   const next = (other) => other.text.slice(prefix.length).split(/\s/)[0];
-  const byWord = new Map(found.reverse().map((other) => [next(other), other]));
+  const byWord = new Map(fitting.reverse().map((other) => [next(other), other]));
   byWord.delete(place.children[word].textContent);
   const others = [...byWord.values()].reverse();
-  if (!others.length) say("no other words here", "quiet");
+  if (!others.length) return say("No other word fits here.", "quiet");
   const choices = others.map((other) => {
     const button = make("button", { type: "button" }, other.text.slice(prefix.length));
     button.addEventListener("click", () => {
-      const alignment = written.length > 1 ? [] : other.alignment;
-      state.lines[line] = { ...other, alignment, text: start + other.text + end };
+      const { source, space } = sentence;
+      state.lines[line][n] = { ...other, source, space, isChosen: true };
       show();
-      element("translation").children[line].children[word].focus();
+      explain();
+      element("translation").children[line].children[n].children[word].focus();
     });
     return make("li", {}, button);
   });
   const list = make("ul", { class: "alternatives", "aria-label": "alternatives" }, ...choices);
-  list.addEventListener("keydown", ({ key }) => {
-    if (key !== "Escape") return;
+  list.addEventListener("keydown", (event) => {
+    const buttons = [...list.querySelectorAll("button")];
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step) {
+      event.preventDefault(); // else the page scrolls
+      buttons[buttons.indexOf(event.target) + step]?.focus();
+    }
+    if (event.key !== "Escape") return;
     list.remove();
     place.children[word].focus();
   });
-  place.after(list);
-  list.querySelector("button")?.focus();
+  place.parentNode.after(list);
+  list.querySelector("button").focus();
 }
 
-function moveTo(line) {
-  if (line === state.line) return;
-  state.line = line;
+// The line of the cursor, and the first of its sentences that does not end before it.
+function placeOfCursor() {
+  const before = text.value.slice(0, text.selectionStart).split("\n");
+  const line = before.length - 1;
+  const sentences = state.lines[line];
+  let rest = before[line].length;
+  const number = sentences.findIndex(({ source }) => (rest -= source.length) <= 0);
+  return [line, number < 0 ? sentences.length - 1 : number];
+}
+
+function moveTo(line, sentence) {
+  if (line === state.line && sentence === state.sentence) return;
+  Object.assign(state, { line, sentence });
   mark();
   explain();
 }
@@ -173,8 +226,7 @@ text.addEventListener("input", () => {
   mark();
 });
 document.addEventListener("selectionchange", () => {
-  if (document.activeElement !== text) return;
-  moveTo(text.value.slice(0, text.selectionStart).split("\n").length - 1);
+  if (document.activeElement === text && !isStale()) moveTo(...placeOfCursor());
 });
 element("translation").addEventListener("keydown", (event) => {
   if (event.target.role !== "button") return;
@@ -182,7 +234,7 @@ element("translation").addEventListener("keydown", (event) => {
     event.preventDefault();
     event.target.click();
   }
-  const words = [...element("translation").querySelectorAll("span")];
+  const words = [...element("translation").querySelectorAll("[role=button]")];
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   words[words.indexOf(event.target) + step]?.focus();
 });
@@ -193,11 +245,33 @@ element("clear").addEventListener("click", () => {
   update();
 });
 element("open").addEventListener("click", () => element("file").click());
-element("file").addEventListener("change", async ({ target: { files } }) => {
-  text.value = await files[0].text();
-  update();
+element("file").addEventListener("change", async ({ target }) => {
+  const [file] = target.files;
+  const bytes = await file.arrayBuffer();
+  target.value = ""; // so that the same file can be opened again
+  try {
+    const opened = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+    if (opened.includes("\0")) throw new TypeError();
+    text.value = opened;
+    update();
+  } catch {
+    say(`${file.name} is no text in UTF-8: save it as plain text with this encoding first.`);
+  }
 });
-const translation = () => state.lines.map(({ text }) => text).join("\n");
+// Put the lines of each paragraph together, so that Ctrl+Z takes them apart again.
+element("join").addEventListener("click", async () => {
+  try {
+    const { lines } = await ask("translate", { q: text.value, paragraphs: true });
+    const joined = lines.map(([{ sentences }]) => sentences.map((each) => each.source).join(""));
+    text.select();
+    document.execCommand("insertText", false, joined.join("\n"));
+  } catch (error) {
+    say(error.message);
+  }
+});
+const translation = () => state.lines.map(
+  (sentences) => sentences.map(({ space, text }) => space + text).join(""),
+).join("\n");
 element("copy").addEventListener("click", async () => {
   try { // a page from another computer may copy only what is selected
     if (navigator.clipboard) await navigator.clipboard.writeText(translation());
@@ -235,12 +309,16 @@ for (const menu of [from, to]) {
     update();
   });
 }
+
+function choose(source, target) {
+  from.value = source;
+  showLanguages();
+  to.value = target;
+  showLanguages();
+}
 element("swap").addEventListener("click", () => {
-  const [read, written, translated] = [source(), to.value, translation()];
-  from.value = written;
-  showLanguages();
-  to.value = read;
-  showLanguages();
+  const translated = isStale() ? text.value : translation();
+  choose(to.value, source());
   text.value = translated;
   update();
 });
@@ -249,4 +327,8 @@ const sources = languages.filter(({ targets }) => targets.length);
 from.append(...sources.map(({ code }) => option(code)));
 from.append(make("option", { value: "auto" }, "Detect language"));
 showLanguages();
+// What was here before the page was loaded anew.
+const { q: kept, source: read, target: written } = history.state ?? {};
+if (read === "auto" || targetsOf(read).includes(written)) choose(read, written);
+text.value = kept ?? "";
 update();
