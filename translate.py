@@ -8,6 +8,7 @@ if __name__ == "__main__":  # before other modules are loaded
     end_on_interrupt()
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -45,6 +46,7 @@ from minitransformer.settings.options import UsageError, flag_name, flags_of
 from minitransformer.system.machine import num_cores
 from minitransformer.system.workers import limit_threads
 from minitransformer.text.lines import (
+    join_paragraphs,
     open_output,
     progress_bar,
     read_lines,
@@ -59,7 +61,7 @@ from minitransformer.translation.confidence import UNSURE
 from minitransformer.translation.translator import Translator, json_objects
 
 EXAMPLES = (
-    'python translate.py "The old man gives the small child a red apple."',
+    'python translate.py "Could you help me with my homework?"',
     "python translate.py --model runs/NAME --input new.en --output new.de",
     "python translate.py --input test.en --reference test.de --output test.out",
     'python translate.py --attention heads.html "The old man sees a dog."',
@@ -83,13 +85,14 @@ adds ` ||| 0-0 1-1`: pairs of a source word and its translation, counted from 0.
 # The flags that have no effect where one sentence is looked at.
 OF_LINES = (
     "input score reference json buffer nbest split max_input prefix alignment words "
-    "glossary"
+    "glossary paragraphs"
 )
 # The flags that have no effect beside each of these.
 IGNORED = {
     "no_api_key": "api_key",
+    "paragraphs": "prefix reference score",  # which have a line for each line
     "serve": "input output score attention explain reference json buffer prefix "
-    "sample temperature top_k top_p seed alignment words nbest",
+    "sample temperature top_k top_p seed alignment words nbest paragraphs",
     "attention": "output explain " + OF_LINES,
     "explain": OF_LINES,
     "score": "reference json words beam alpha nbest max_len_a max_len_b split prefix "
@@ -186,6 +189,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         metavar="FILE",
         help="file whose line N is how translation N begins, possibly in mid-word",
+    )
+
+    add(
+        "--paragraphs",
+        action="store_true",
+        help="join the lines of each paragraph, in text that was broken to fit a page",
     )
 
     # Other ways to look at a translation.
@@ -327,12 +336,17 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
     # Translate some lines together, and write them before more are read.
     config = translator.decoding
     best: list[str] = []
-    source = source_lines(args.sentence, args.input, args.buffer or 2000)
-    number = unsure = lacking = 0
+    limit = args.buffer or 2000
+    source = source_lines(args.sentence, args.input, limit)
+    if args.paragraphs:
+        whole = join_paragraphs([*itertools.chain.from_iterable(source)])
+        source = source_lines(whole, args.input, limit)
+    number = unsure = lacking = alike = 0
     unseen = args.output or args.quiet
     with open_output(args.output) as out, progress_bar(args.input, unseen) as done:
         for lines, prefixes in zip_lines(source, args.prefix):
-            for ranked in translator.hypotheses(lines, config, number + 1, prefixes):
+            translated = translator.hypotheses(lines, config, number + 1, prefixes)
+            for line, ranked in zip(lines, translated, strict=True):
                 if args.reference:
                     best.append(ranked[0].text)
                 if not args.quiet:
@@ -340,12 +354,16 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
                 share = ranked[0].confidence
                 unsure += share is not None and share < UNSURE
                 lacking += bool(ranked[0].missing)
+                alike += are_alike(line, ranked[0].text)
                 number += 1
             out.flush()
             done(len(lines))
     if unsure:
         surer = f"it was surer of {1 - UNSURE:.0%} of its validation sentences"
         say(f"translate.py: the model is unsure of {unsure} of {number} lines: {surer}")
+    if 4 * alike > number:
+        what = f"{alike} of {number} translations are mostly the same words"
+        say(f"translate.py: {what}: is the text in the target language already?")
     if lacking:
         what = "a number, a term or text to copy; --json says which"
         say(f"translate.py: {lacking} of {number} translations lack {what}")
@@ -360,6 +378,12 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
             other=list(read_lines(args.compare)) if args.compare else None,
         )
         print(report, file=sys.stdout if args.quiet else sys.stderr)
+
+
+def are_alike(line: str, translation: str) -> bool:
+    """Return whether half the words stay, of more than three, which could be names."""
+    words = {*line.split()}
+    return len(words) > 3 and 2 * len(words & {*translation.split()}) >= len(words)
 
 
 def written(

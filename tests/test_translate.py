@@ -17,7 +17,12 @@ import translate
 from minitransformer.runs import checkpoint, models
 from support.in_process import run_translate
 from support.models import CAT_LINES, save_small_model, save_small_run
-from support.scripts import SHORT, TRANSLATE
+from support.scripts import ROOT, SHORT, TRANSLATE
+
+SISTER = "Meine Schwester arbeitet in einem Krankenhaus."
+
+# Pages whose first example people see first.
+EXAMPLES = ROOT / "README.md", ROOT / "docs" / "pictures.py"
 
 
 def run(*flags, stdin=b"", cwd=None):
@@ -275,6 +280,53 @@ def test_bad_input_gets_one_line(
     assert last.startswith("translate.py: error: ")
 
 
+def test_the_first_example_of_each_place_is_translated_right():
+    places = ["\n".join(translate.EXAMPLES), *map(Path.read_text, EXAMPLES)]
+    first = [re.search(r'(?:translate.py|TEXT =) "(.*?)"', text)[1] for text in places]
+    lines = " ".join(first).replace("\\n", " ")
+    code, out, _ = run_translate("--model", "en-de", lines)
+    homework = "Könntest du mir bei meinen Hausaufgaben helfen?"
+    station = "Wo ist der Bahnhof?"
+    assert (code, out.strip()) == (
+        0,
+        " ".join([homework, station, station, "Ich habe Hunger.", homework]),
+    )
+
+
+def test_lines_of_a_paragraph_are_translated_as_one(tmp_path):
+    (tmp_path / "mail").write_text(
+        "> My sister works\n> in a hospital.\n\n- I am hungry.\n"
+    )
+    flags = ("--model", "en-de", "--input", str(tmp_path / "mail"))
+    code, out, _ = run_translate(*flags, "--paragraphs")
+    assert (code, out) == (0, f"> {SISTER}\n\n- Ich habe Hunger.\n")
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "is_asked"),
+    [
+        ("en-de", SISTER, True),
+        ("de-en", "My sister works in a hospital.", True),
+        ("en-de", "My sister works in a hospital.", False),
+        ("en-de", "Tom Jackson, Boston", False),
+    ],
+)
+def test_text_in_the_target_language_is_asked_about(model, line, is_asked):
+    code, _, error = run_translate("--model", model, line)
+    asks = "1 of 1 translations are mostly the same words: is the text in the target"
+    assert (code, asks in error) == (0, is_asked)
+
+
+def test_other_names_lead_to_the_right_ones():
+    for flags, code, hint in (
+        ("--to de x", 2, "argument --to; did you mean --model?"),
+        ("--model en_de x", 1, "found nothing; did you mean en-de?"),
+        ("--model de-em x", 1, "found nothing; did you mean de-en?"),
+    ):
+        found, _, error = run_translate(*flags.split())
+        assert (found, error.strip()[-len(hint) :]) == (code, hint)
+
+
 def test_models_of_unlike_languages_are_only_served():
     both = ("--model", "en-de", "--model", "de-en")
     for flags, expected, message in (
@@ -291,6 +343,7 @@ def test_models_of_unlike_languages_are_only_served():
     [
         ("--serve", "--input f,--json,--prefix f,--top-p 0.5,--alignment"),
         ("--serve", "--attention x.html"),
+        ("--paragraphs", "--prefix f,--reference f,--score f"),
         ("--attention x.html", "--output f,--score f,--nbest 2,--split never"),
         ("--attention x.html", "--alignment"),
         ("--score f", "--reference f,--json,--beam 2,--sample"),

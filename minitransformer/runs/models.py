@@ -12,6 +12,7 @@ from typing import Any
 
 from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, recorded_state
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.options import suggestion
 from minitransformer.text.grammar import are_built_in
 from minitransformer.text.pairs import TextPair
 
@@ -64,7 +65,8 @@ def find_checkpoint(path: Path | None) -> Path:
     if not path.exists():
         shipped = sorted(x.parent.name for x in shipped_models())
         expected = f"a run, a checkpoint or a shipped model ({', '.join(shipped)})"
-        raise FileNotFoundError(f"{path}: expected {expected}, found nothing")
+        hint = suggestion(str(path), shipped)
+        raise FileNotFoundError(f"{path}: expected {expected}, found nothing{hint}")
     return RunDirectory(path).preferred_checkpoint() if path.is_dir() else path
 
 
