@@ -16,6 +16,7 @@ from minitransformer.settings.options import suggestion
 COMMANDS = {
     "train": ("train.py", "train a model (section 5)"),
     "translate": ("translate.py", "translate, score and serve (section 6.1)"),
+    "file": ("commands.file", "translate subtitles, catalogues and other files"),
     "runs": ("commands.runs", "list training runs, and delete some"),
     "average": ("commands.average", "average the parameters of checkpoints"),
     "corpora": ("commands.corpora", "download a public corpus"),

@@ -231,7 +231,7 @@ def test_output_that_cannot_be_written(
 def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "penn").write_text("(TOP (S (NN a)))\n")
-    (tmp_path / "pairs").write_text("a\tb\nc\td\n")
+    (tmp_path / "pairs").write_text("v\tw\nx\ty\n")
     try:
         found = main(arguments.split())
     except SystemExit as ended:
@@ -241,7 +241,7 @@ def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, ca
     assert {path.name for path in tmp_path.iterdir()} == {"penn", "pairs"}
 
 
-SMALL_TEXT = "--train-source text --train-target text --vocab-size 12"
+SMALL_TEXT = "--train-source text --train-target same --vocab-size 12"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
@@ -253,7 +253,8 @@ SMALL_TEXT = "--train-source text --train-target text --vocab-size 12"
     ],
 )
 def test_streams_closed_before_the_start_do_no_harm(command, closed, printed, tmp_path):
-    (tmp_path / "text").write_text("ab c ba ab c\n" * 24)
+    for name in ("text", "same"):
+        (tmp_path / name).write_text("ab c ba ab c\n" * 24)
     line = f"{sys.executable} {ROOT}/{command} {closed}"
     done = subprocess.run(line, shell=True, capture_output=True, cwd=tmp_path)
     assert (done.returncode, done.stdout.decode()) == (0, printed)

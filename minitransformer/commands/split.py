@@ -9,33 +9,15 @@ import argparse
 import random
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.runs.outputs import check_output
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_folder
+from minitransformer.text.bilingual import Pair, read_bilingual
 from minitransformer.text.clean import clean
-from minitransformer.text.lines import open_output, read_lines
+from minitransformer.text.lines import open_output
 from minitransformer.text.pairs import TextPair
-
-Pair: TypeAlias = tuple[str, str]
-
-
-def read_pairs(path: Path) -> list[Pair]:
-    """Read lines of source TAB target, of which either may be blank, and clean both.
-
-    Raises: ValueError naming any other line.
-    """
-    pairs = []
-    for number, line in enumerate(read_lines(path), start=1):
-        source, tab, rest = line.partition("\t")
-        if not tab and clean(line):
-            raise ValueError(
-                f"{path}, line {number}: expected source TAB target, got {line[:60]!r}"
-            )
-        pairs.append((clean(source), clean(rest.partition("\t")[0])))
-    return pairs
 
 
 def split_pairs(
@@ -96,7 +78,8 @@ def split(args: argparse.Namespace) -> None:
             f"such as en and de, got {args.source!r} and {args.target!r}"
         )
     # Split the pairs that have both sides.
-    pairs = read_pairs(args.pairs)
+    found, _ = read_bilingual(args.pairs, languages)
+    pairs = [(clean(source), clean(target)) for source, target in found]
     counts = {"val": args.val, "test": args.test}
     splits = split_pairs([pair for pair in pairs if all(pair)], counts, args.seed)
     # Add further training text, without the held-out sentences.
@@ -143,11 +126,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "python train.py --config small --data data/tatoeba "
             "--source en --target de",
         ),
-        "Each line of the list is a source sentence, a tab and its translation; further"
-        "\ncolumns are ignored. No sentence of either language is in two splits.",
+        "The list is a .tmx, .po, .xliff or .csv, or each line is a source sentence, a"
+        "\ntab and its translation. The first line of a table may name its columns, as"
+        "\nen and de; others are ignored. No sentence is in two splits.",
     )
     add = parser.add_argument
-    add("pairs", type=Path, help="lines of source TAB target, plain or .gz")
+    add("pairs", type=Path, help="sentence pairs, plain or .gz")
     add("folder", type=Path, help="output folder, new or empty")
     add("--source", required=True, metavar="LANG", help="ending of the source files")
     add("--target", required=True, metavar="LANG", help="ending of the target files")

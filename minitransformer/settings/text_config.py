@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from minitransformer.settings.options import Config, option
 
+# Files that have the source and the target.
+BOTH_SIDES = ".tmx", ".po", ".xlf", ".xliff", ".csv", ".tsv"
+
 
 @dataclass(frozen=True)
 class TextConfig(Config):
@@ -22,7 +25,9 @@ class TextConfig(Config):
     )
     source: str | None = option(None, "source language in --data", metavar="LANG")
     target: str | None = option(None, "target language in --data", metavar="LANG")
-    train_source: str | None = option(None, "source of training text", metavar="FILE")
+    train_source: str | None = option(
+        None, "source of training text, or a .tmx, .po, .csv of both", metavar="FILE"
+    )
     train_target: str | None = option(None, "target of training text", metavar="FILE")
     val_source: str | None = option(None, "source of validation text", metavar="FILE")
     val_target: str | None = option(None, "target of validation text", metavar="FILE")
@@ -40,8 +45,13 @@ class TextConfig(Config):
                     "--data, --source and --target do not go with file names"
                 )
             for split in ("train", *named):
-                if None in named.get(split, (None,)):
-                    raise ValueError(f"expected --{split}-source and --{split}-target")
+                source, target = named.get(split, (None, None))
+                is_both = (source or "").removesuffix(".gz").endswith(BOTH_SIDES)
+                if not source or is_both == bool(target) or source == target:
+                    raise ValueError(
+                        f"expected --{split}-source and --{split}-target, two files, "
+                        f"or a {', '.join(BOTH_SIDES)} as --{split}-source alone"
+                    )
         # Or a folder, with the names of two languages.
         elif self.data and not (self.source and self.target):
             raise ValueError("--data expects --source and --target, such as en and de")
@@ -62,5 +72,8 @@ class TextConfig(Config):
 
     @property
     def files(self) -> dict[str, tuple[str, str]]:
-        """The source and target file of each split, if single files are named."""
-        return {split: (s, t) for split, (s, t) in self._pairs().items() if s and t}
+        """The source and target file of each split, if single files are named.
+
+        They are the same if a file has both sides.
+        """
+        return {split: (s, t or s) for split, (s, t) in self._pairs().items() if s}

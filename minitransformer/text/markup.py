@@ -16,13 +16,19 @@ from typing import Any, NamedTuple
 
 from minitransformer.text.masking import ELEMENTS, TAGS
 
-# Elements within a sentence: phrasing content of the standard, and what it had before.
+# Elements within a sentence: phrasing content of the standard and what it had before,
+# those of translation memories, and those of OpenDocument.
 INLINE = frozenset(
     "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark "
-    "nobr q rp rt ruby s samp small span strike strong sub sup time tt u var "
-    "wbr".split()
+    "nobr q rp rt ruby s samp small span strike strong sub sup time tt u var wbr "
+    "bpt bx ept ex g hi it mrk ph x text:a text:bookmark text:bookmark-end "
+    "text:bookmark-ref text:bookmark-start text:date text:line-break text:page-count "
+    "text:page-number text:s text:soft-page-break text:span text:tab text:time".split()
 )
-KEPT = frozenset("code kbd math pre samp script style svg textarea var".split())
+KEPT = frozenset(
+    "code kbd math pre samp script style svg textarea var bpt ept it ph "
+    "text:bookmark-ref text:date text:page-count text:page-number text:time".split()
+)
 VOID = frozenset(
     "area base br col embed hr img input link meta param source track wbr".split()
 )

@@ -1,4 +1,4 @@
-"""Parallel text: two files whose lines are translations of each other."""
+"""Parallel text: two files whose lines are translations of each other, or one file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minitransformer.system.announce import announce
+from minitransformer.text.bilingual import Bilingual, read_bilingual
 from minitransformer.text.lines import open_text, read_lines, require_file
 
 # Making a vocabulary or batches of a text of this size, in bytes, takes some seconds.
@@ -20,7 +21,10 @@ LARGE = 500_000
 
 @dataclass(frozen=True)
 class TextPair:
-    """Parallel text: two files whose lines are translations of each other."""
+    """Parallel text: two files whose lines are translations of each other.
+
+    A file that has both sides, such as .tmx, is the source and the target.
+    """
 
     source: Path
     target: Path
@@ -35,7 +39,9 @@ class TextPair:
 
     @property
     def languages(self) -> tuple[str, str]:
-        """The endings of both names, such as en and de, without .gz."""
+        """The endings of both names, such as en and de, or what a file says itself."""
+        if self.source == self.target:
+            return _bilingual(self.source, file_digest(self.source))[1]
         source, target = (Path(x.removesuffix(".gz")).suffix[1:] for x in self.paths)
         return source, target
 
@@ -54,6 +60,9 @@ class TextPair:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs of lines. Raises: ValueError if one file has more lines."""
+        if self.source == self.target:
+            yield from _bilingual(self.source, file_digest(self.source))[0]
+            return
         source = read_lines(self.source)
         target = read_lines(self.target)
         for number, (s, t) in enumerate(itertools.zip_longest(source, target)):
@@ -85,13 +94,22 @@ def _digest(path: Path, version: tuple[int, ...]) -> bytes:
     return digest.digest()
 
 
+@functools.lru_cache(maxsize=4)
+def _bilingual(path: Path, version: bytes) -> Bilingual:
+    """Read a file of both sides. It is cached for each version of the file."""
+    return read_bilingual(path)
+
+
 def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
     """Return the pair of files of each split, from their (source, target) names.
 
-    Raises: as `require_file`.
+    Raises: as `require_file`; ValueError if the target is the source by another name.
     """
-    for path in itertools.chain.from_iterable(files.values()):
-        require_file(Path(path))
+    for source, target in files.values():
+        for path in (source, target):
+            require_file(Path(path))
+        if source != target and os.path.samefile(source, target):
+            raise ValueError(f"{target}: expected a target, got the source {source}")
     return {split: TextPair(Path(s), Path(t)) for split, (s, t) in files.items()}
 
 

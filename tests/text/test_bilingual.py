@@ -1,0 +1,125 @@
+"""Sentence pairs of one file, as other programs write it."""
+
+import csv
+import gzip
+import re
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitransformer.text.bilingual import import_toolkit, read_bilingual
+from minitransformer.text.pairs import TextPair
+
+needs_toolkit = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="the Translate Toolkit needs Python 3.11"
+)
+cells = st.text("abü ,;\"'.", min_size=1, max_size=9).filter(str.strip)
+pairs = st.lists(
+    st.tuples(cells, cells).map(lambda x: (f"e{x[0]}", f"d{x[1]}")), min_size=1
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("bilingual")
+
+
+@given(
+    pairs=pairs,
+    delimiter=st.sampled_from(",;"),
+    quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
+    heading=st.sampled_from([("en", "de", "note"), ("source", "target"), ()]),
+    mark=st.sampled_from(["", "\ufeff"]),
+)
+def test_a_csv_is_read_as_the_module_csv_writes_it(
+    place, pairs, delimiter, quoting, heading, mark
+):
+    path = place / "a.csv"
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        file.write(mark)
+        writer = csv.writer(file, delimiter=delimiter, quoting=quoting)
+        writer.writerows([heading] * bool(heading))
+        writer.writerows([(*pair, "note")[: len(heading) or 2] for pair in pairs])
+    assert read_bilingual(path, ("en", "de"))[0] == pairs
+    if heading[:1] == ("en",):
+        turned = [(target, source) for source, target in pairs]
+        assert read_bilingual(path, ("de", "en"))[0] == turned
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("e a\td b\tCC-BY\n", [("e a", "d b")]),
+        ("en\tde\ne a\td b\n", [("e a", "d b")]),
+        ("id\tde\ten\n7\td b\te a\n", [("e a", "d b")]),
+        ("Hi\tOh\n", [("Hi", "Oh")]),
+        ('"e ""a"""\t"d b"\n"e\td"\n', [('e "a"', "d b"), ('"e', 'd"')]),
+        ('"e a"\t"d b"\n', [('"e a"', '"d b"')]),
+        ("1\te a\n2\te b\n", "pair 1: expected a sentence in two languages, got '1 an"),
+        ("e a\te a\ne b\te b\n", "expected a sentence in two languages, got 'e a and"),
+        ("fr\tde\nf a\td b\n", "expected en to de, got fr to de"),
+        ("e a\td b\n\none\n", "line 3: expected source TAB target, got 'one'"),
+        ("\n", "expected sentences in en and de, found none"),
+    ],
+)
+def test_columns_are_looked_at_before_they_are_trusted(place, text, expected):
+    path = place / "a.tsv.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    if isinstance(expected, list):
+        assert read_bilingual(path, ("en", "de"))[0] == expected
+        return
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        read_bilingual(path, ("en", "de"))
+
+
+@needs_toolkit
+@given(pairs=pairs, has_region=st.booleans())
+def test_catalogues_and_memories_are_read_as_the_toolkit_writes_them(
+    place, pairs, has_region
+):
+    pairs = list(dict(pairs).items())
+    codes = ("en-US", "de-DE") if has_region else ("en", "de")
+    for kind, module, cls in (
+        ("tmx", "tmx", "tmxfile"),
+        ("po", "po", "pofile"),
+        ("xlf", "xliff", "Xliff1File"),
+    ):
+        store = getattr(import_toolkit(module, "tests"), cls)()
+        store.setsourcelanguage(codes[0])
+        store.settargetlanguage(codes[1])
+        for source, target in [*pairs, ("e open", None)]:
+            store.addsourceunit(source).target = target
+        path = place / f"a.{kind}"
+        path.write_bytes(bytes(store))
+        read, languages = read_bilingual(path)
+        assert read == [*pairs, ("e open", "")]
+        assert languages == (("", "") if kind == "po" else ("en", "de"))
+        # Training takes the file for both sides.
+        assert list(TextPair(path, path).lines()) == read
+        assert TextPair(path, path).languages == languages
+
+
+@needs_toolkit
+def test_a_memory_of_several_languages_gives_those_asked_for(place):
+    path = place / "a.tmx"
+    units = [{"fr": "f", "en-GB": "e", "de": "d"}, {"de": "d 2", "en-GB": "e\n2"}]
+    body = "".join(
+        "<tu>{}</tu>".format(
+            "".join(
+                f'<tuv xml:lang="{k}"><seg>{v}</seg></tuv>' for k, v in unit.items()
+            )
+        )
+        for unit in units
+    )
+    path.write_text(
+        f'<tmx version="1.4"><header srclang="en"/><body>{body}</body></tmx>'
+    )
+    assert read_bilingual(path, ("de", "en")) == (
+        [("d", "e"), ("d 2", "e 2")],
+        ("de", "en"),
+    )
+    assert read_bilingual(path) == ([("e", "f"), ("e 2", "")], ("en", "fr"))
+    with pytest.raises(ValueError, match="expected sentences in en and it, found none"):
+        read_bilingual(path, ("en", "it"))
