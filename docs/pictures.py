@@ -27,11 +27,11 @@ TEXT = "Where is the station? I am hungry.\nCould you help me with my homework?"
 
 def take(address: str, path: Path, width: int, colours: str) -> None:
     """Type the text, ask for other words, and point at the word."""
-    size = {"width": width, "height": 300}
+    size = {"width": width, "height": 600}
     with open_tab(viewport=size, color_scheme=colours, device_scale_factor=1.5) as tab:
         tab.goto(address)
         tab.locator("textarea").fill(TEXT)
-        word = tab.locator("#translation p:last-child [role=button]").first
+        word = tab.locator("#translation p").nth(1).get_by_role("button").first
         word.click()
         tab.locator(".alternatives button").first.wait_for()
         tab.mouse.move(0, 0)

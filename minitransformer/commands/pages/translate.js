@@ -172,9 +172,10 @@ async function offer(place, line, n, word) {
   const least = found[0].log_prob + Math.log(LEAST_SHARE);
   const fitting = found.filter((other) => other.log_prob > least && !other.missing.length);
   const next = (other) => other.text.slice(prefix.length).split(/\s/)[0];
-  const byWord = new Map(fitting.reverse().map((other) => [next(other), other]));
-  byWord.delete(place.children[word].textContent);
-  const others = [...byWord.values()].reverse();
+  const words = fitting.map(next);
+  const others = fitting.filter((_, i) => (
+    words.indexOf(words[i]) === i && words[i] !== place.children[word].textContent
+  ));
   if (!others.length) return say("No other word fits here.", "quiet");
   const choices = others.map((other) => {
     const button = make("button", { type: "button" }, other.text.slice(prefix.length));
