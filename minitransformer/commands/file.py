@@ -12,11 +12,10 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from minitransformer.api import load
 from minitransformer.cli import Parser, add_arguments, add_device, exit_code, say
@@ -42,7 +41,6 @@ PROPERTIES = re.compile(
     r"(?m)(^[ \t]*(?![#!])(?:[^\s:=\\]|\\.)+(?:[ \t]*[:=][ \t]*|[ \t]+))"
     r"((?:[^\\\n]|\\(?:.|\n))+)"
 )
-LINES = re.compile("()(.+)")
 
 # A line of a subtitle ends so, and begins so if it belongs to another speaker.
 BREAK = re.compile(r"\n|\\[Nn]")
@@ -58,35 +56,41 @@ PARTS = "content.xml", "styles.xml"
 MAX_UNPACKED = 1 << 26
 
 
-class Document(NamedTuple):
-    """The texts of a file, of which each may have several lines.
-
-    `write` takes their translations, and returns the file.
-    """
-
-    texts: list[str]
-    write: Callable[[Iterator[str]], Any]
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines to translate."""
-        return "\n".join(self.texts).split("\n")
-
-    def translated(self, lines: Sequence[str]) -> bytes:
-        """Return the file with a translation of each line."""
-        rest = iter(lines)
-        return self.write(
-            "\n".join(next(rest) for _ in text.split("\n")) for text in self.texts
-        )
+Translate: TypeAlias = Callable[[str], str]
 
 
-def read_document(data: bytes, name: str, languages: Pair) -> Document:
-    """Read a file of the kind that its name says.
+def file_lines(data: bytes, name: str, languages: Pair) -> list[str]:
+    """Return the lines of a file to translate. Raises: as `rewritten`, if none, too"""
+    lines = list[str]()
 
-    `languages` are the codes of the source and the target.
+    def take(text: str) -> str:
+        lines.extend(text.split("\n"))
+        return text
 
-    Raises: ValueError if the kind is not known, or the file is not of it or has no
-    text; RuntimeError if the Translate Toolkit is needed and not installed.
+    rewritten(data, name, languages, take)
+    if not any(map(str.strip, lines)):
+        raise ValueError(f"{name}: expected text to translate, found none")
+    return lines
+
+
+def with_lines(
+    data: bytes, name: str, languages: Pair, translations: Sequence[str]
+) -> bytes:
+    """Return a file with a translation of each of its `file_lines`."""
+    rest = iter(translations)
+    return rewritten(
+        data, name, languages, lambda x: "\n".join(next(rest) for _ in x.split("\n"))
+    )
+
+
+def rewritten(data: bytes, name: str, languages: Pair, translate: Translate) -> bytes:
+    """Return a file of the kind that its name says, with each text translated.
+
+    `languages` are the codes of the source and the target. A text may have several
+    lines.
+
+    Raises: ValueError if the kind is not known, or the file is not of it; RuntimeError
+    if the Translate Toolkit is needed and not installed.
     """
     kind = Path(name).suffix.lower()
     if kind not in KINDS:
@@ -94,171 +98,143 @@ def read_document(data: bytes, name: str, languages: Pair) -> Document:
         raise ValueError(f"{name}: {expected}; an office program saves .docx as .odt")
     try:
         if kind in STORES:
-            document = _of_store(data, Path(name), languages)
-        elif kind in TEXTS:
-            document = _of_text(data, TEXTS[kind])
-        else:
-            document = _of_archive(data)
+            return _store(open_store(data, Path(name), languages), translate)
+        if kind == ".odt":
+            return _archive(data, translate)
+        # The byte-order mark and the ends of lines stay.
+        text = data.decode()
+        mark = text[: text.startswith("\ufeff")]
+        end = "\r\n" if "\r\n" in text else "\n"
+        plain = text.removeprefix(mark).replace("\r\n", "\n")
+        return (mark + TEXTS[kind](plain, translate).replace("\n", end)).encode()
     except (UnicodeDecodeError, json.JSONDecodeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{name}: expected {kind}, in UTF-8: {error}") from error
-    if not any(map(str.strip, document.texts)):
-        raise ValueError(f"{name}: expected text to translate, found none")
-    return document
 
 
 # Kinds of text
 
 
-def _of_text(data: bytes, divide: Callable[[str], Document]) -> Document:
-    """Divide a file by a function of its text; byte-order mark and line ends stay."""
-    text = data.decode()
-    mark = text[: text.startswith("\ufeff")]
-    end = "\r\n" if "\r\n" in text else "\n"
-    texts, write = divide(text.removeprefix(mark).replace("\r\n", "\n"))
-    return Document(texts, lambda new: (mark + write(new).replace("\n", end)).encode())
+def _cues(text: str, translate: Translate) -> str:
+    return CUES.sub(lambda x: x[1] + _subtitle(x[2], "\n", translate), text)
 
 
-def _found(
-    pattern: re.Pattern[str],
-    read: Callable[[str], str],
-    write: Callable[[str, str], str],
-    text: str,
-) -> Document:
-    """Take the texts that a pattern finds, as the second of its groups.
+def _dialogue(text: str, translate: Translate) -> str:
+    return DIALOGUE.sub(lambda x: x[1] + _subtitle(x[2], r"\N", translate), text)
 
-    `read` returns what such a group says, and `write` a translation in its notation.
+
+def _subtitle(cue: str, end: str, translate: Translate) -> str:
+    """Translate the lines of a subtitle as one, unless they have several speakers.
+
+    The translation gets as many lines, of similar length.
     """
-
-    def write_all(new: Iterator[str]) -> str:
-        return pattern.sub(
-            lambda x: (x[1] or "") + (write(next(new), x[2]) if x[2] else ""), text
-        )
-
-    return Document([read(x[2]) for x in pattern.finditer(text) if x[2]], write_all)
-
-
-def _joined(cue: str) -> str:
-    """Return the lines of a subtitle as one, unless they have several speakers."""
     lines = BREAK.split(cue)
-    speakers = [TAG.sub("", line).lstrip().startswith(SPEAKER) for line in lines]
-    return ("\n" if any(speakers) else " ").join(lines)
-
-
-def _wrapped(end: str, translation: str, cue: str) -> str:
-    """Divide a translation into as many lines as a subtitle has, of similar length."""
-    lines: list[list[str]] = [[] for _ in BREAK.split(cue)]
+    if any(TAG.sub("", line).lstrip().startswith(SPEAKER) for line in lines):
+        return end.join(translate("\n".join(lines)).split("\n"))
+    translation = translate(" ".join(lines))
+    divided: list[list[str]] = [[] for _ in lines]
     place = 0
     for word in WORD.findall(translation):
-        lines[place * len(lines) // len(translation)].append(word)
+        divided[place * len(lines) // len(translation)].append(word)
         place += len(word) + 1
-    wrapped = [" ".join(words) for words in lines if words]
-    return end.join(translation.split("\n") if "\n" in translation else wrapped)
+    return end.join(" ".join(words) for words in divided if words)
 
 
-def _of_json(text: str) -> Document:
+def _json(text: str, translate: Translate) -> str:
     json.loads(text)
-    write = partial(json.dumps, ensure_ascii=False)
-    return _found(STRINGS, json.loads, lambda new, _: write(new), text)
+
+    def value(string: str) -> str:
+        return json.dumps(translate(json.loads(string)), ensure_ascii=False)
+
+    return STRINGS.sub(lambda x: x[1] or value(x[2]), text)
 
 
-def _unescaped(value: str) -> str:
-    """Return what the value of a property says."""
+def _properties(text: str, translate: Translate) -> str:
+    """Translate the values, which then are ASCII."""
 
-    def character(escape: re.Match[str]) -> str:
-        code = escape[1]
-        is_number = len(code) == 5 and code[0] == "u"
-        return chr(int(code[1:], 16)) if is_number else NAMED.get(code, code.strip())
+    def value(escaped: str) -> str:
+        plain = ESCAPE.sub(_character, escaped).encode("utf-16", "surrogatepass")
+        new = translate(plain.decode("utf-16", "replace"))
+        return json.dumps(new)[1:-1].replace(r"\"", '"')
 
-    text = ESCAPE.sub(character, value)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _escaped(text: str, value: str) -> str:
-    """Return text as the value of a property, in ASCII."""
-    return json.dumps(text)[1:-1].replace('\\"', '"')
+    return PROPERTIES.sub(lambda x: x[1] + value(x[2]), text)
 
 
-def _of_html(text: str) -> Document:
-    lines = html_lines(text)
-    return Document(
-        [line.text for line in lines],
-        lambda new: "".join(line.with_text(next(new)) for line in lines),
-    )
+def _character(escape: re.Match[str]) -> str:
+    code = escape[1]
+    is_number = len(code) == 5 and code[0] == "u"
+    return chr(int(code[1:], 16)) if is_number else NAMED.get(code, code.strip())
 
 
-def _of_table(is_csv: bool, text: str) -> Document:
-    """Take the cells of each column that has a cell of several words.
+def _html(text: str, translate: Translate) -> str:
+    return "".join(line.with_text(translate(line.text)) for line in html_lines(text))
+
+
+def _csv(text: str, translate: Translate) -> str:
+    lines = text.split("\n")
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=divider(lines), lineterminator="\n")
+    writer.writerows(_translated_rows(read_rows(lines, is_csv=True), translate))
+    return out.getvalue().removesuffix("\n")
+
+
+def _tsv(text: str, translate: Translate) -> str:
+    rows = read_rows(text.split("\n"), is_csv=False)
+    return "\n".join(map("\t".join, _translated_rows(rows, translate)))
+
+
+def _translated_rows(rows: list[list[str]], translate: Translate) -> list[list[str]]:
+    """Translate each column that has a cell of several words.
 
     Other columns have keys or numbers. A first row without such a cell is a heading.
     """
-    lines = text.split("\n")
-    rows = read_rows(lines, is_csv)
     prose = {n for row in rows for n, cell in enumerate(row) if " " in cell.strip()}
     is_heading = not any(" " in cell.strip() for cell in rows[0])
-    places = [(row, n) for row in rows[is_heading:] for n in prose if n < len(row)]
+    return rows[:is_heading] + [
+        [translate(cell) if n in prose else cell for n, cell in enumerate(row)]
+        for row in rows[is_heading:]
+    ]
 
-    def write(new: Iterator[str]) -> str:
-        for row, n in places:
-            row[n] = next(new)
-        if not is_csv:
-            return "\n".join(map("\t".join, rows))
-        out = io.StringIO()
-        writer = csv.writer(out, delimiter=divider(lines), lineterminator="\n")
-        writer.writerows(rows)
-        return out.getvalue().removesuffix("\n")
 
-    return Document([row[n] for row, n in places], write)
+TEXTS: dict[str, Callable[[str, Translate], str]] = {
+    ".srt": _cues,
+    ".vtt": _cues,
+    ".ass": _dialogue,
+    ".html": _html,
+    ".htm": _html,
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".json": _json,
+    ".properties": _properties,
+    ".txt": lambda text, translate: translate(text),
+}
+KINDS = (*TEXTS, *STORES, ".odt")
 
 
 # Kinds that a library opens
 
 
-def _of_store(data: bytes, path: Path, languages: Pair) -> Document:
-    """Take what has no translation yet, which is marked for review."""
-    if languages == ("source", "target"):  # not known
-        languages = "", ""
-    store = open_store(data, path, languages)
-    store.settargetlanguage(store.targetlanguage or languages[1])
-    parts = [
-        _of_unit(unit)
-        for unit in store.units
-        if unit.istranslatable() and unit.source and not unit.target
-    ]
-
-    def write(new: Iterator[str]) -> bytes:
-        for part in parts:
-            part.write(new)
-        return bytes(store)
-
-    return Document([text for part in parts for text in part.texts], write)
-
-
-def _of_unit(unit: Any) -> Document:
-    """Take the text of a unit, with any elements in it, or its plural forms."""
-    source = _segment(getattr(unit, "source_dom", None))
-    if source is None or not len(source):
-        forms = getattr(unit.source, "strings", [unit.source])
-
-        def write(new: Iterator[str]) -> None:
-            translations = [next(new) for _ in forms]
+def _store(store: Any, translate: Translate) -> bytes:
+    """Translate what has no translation yet, and mark it for review."""
+    for unit in store.units:
+        if not unit.istranslatable() or not unit.source or unit.target:
+            continue
+        source = _segment(getattr(unit, "source_dom", None))
+        if source is None or not len(source):
+            # Several forms, if there is a plural.
+            forms = getattr(unit.source, "strings", [unit.source])
+            translations = [translate(str(form)) for form in forms]
             unit.target = translations if len(forms) > 1 else translations[0]
-            unit.markreviewneeded()
-
-        return Document([*map(str, forms)], write)
-
-    etree = import_module("lxml.etree")
-    xml = etree.tostring(source, encoding="unicode", with_tail=False)
-    texts, write_xml = _of_html(xml)
-
-    def write_elements(new: Iterator[str]) -> None:
-        translated = etree.fromstring(write_xml(new))
-        unit.target = xml  # makes the element, which then is filled
-        target = _segment(unit.target_dom)
-        target.text = translated.text
-        target[:] = translated
+        else:
+            # The text has elements.
+            etree = import_module("lxml.etree")
+            xml = etree.tostring(source, encoding="unicode", with_tail=False)
+            translated = etree.fromstring(_html(xml, translate))
+            unit.target = xml  # makes the element, which then is filled
+            target = _segment(unit.target_dom)
+            target.text = translated.text
+            target[:] = translated
         unit.markreviewneeded()
-
-    return Document(texts, write_elements)
+    return bytes(store)
 
 
 def _segment(dom: Any) -> Any:
@@ -266,39 +242,18 @@ def _segment(dom: Any) -> Any:
     return None if dom is None else next(dom.iter("{*}seg"), dom)
 
 
-def _of_archive(data: bytes) -> Document:
-    """Take the text of an OpenDocument, its headers and its footers."""
-    archive = zipfile.ZipFile(io.BytesIO(data))
-    infos = archive.infolist()
-    if sum(info.file_size for info in infos) > MAX_UNPACKED:
-        raise ValueError(f"expected at most {MAX_UNPACKED:,} bytes unpacked, got more")
-    contents = {info: archive.read(info) for info in infos}
-    parts = {x: _of_html(contents[x].decode()) for x in infos if x.filename in PARTS}
-
-    def write(new: Iterator[str]) -> bytes:
-        out = io.BytesIO()
-        contents.update({info: part.write(new) for info, part in parts.items()})
-        with zipfile.ZipFile(out, "w") as copy:
-            for info, content in contents.items():
-                copy.writestr(info, content)
-        return out.getvalue()
-
-    return Document([text for part in parts.values() for text in part.texts], write)
-
-
-TEXTS: dict[str, Callable[[str], Document]] = {
-    ".srt": partial(_found, CUES, _joined, partial(_wrapped, "\n")),
-    ".vtt": partial(_found, CUES, _joined, partial(_wrapped, "\n")),
-    ".ass": partial(_found, DIALOGUE, _joined, partial(_wrapped, r"\N")),
-    ".html": _of_html,
-    ".htm": _of_html,
-    ".csv": partial(_of_table, True),
-    ".tsv": partial(_of_table, False),
-    ".json": _of_json,
-    ".properties": partial(_found, PROPERTIES, _unescaped, _escaped),
-    ".txt": partial(_found, LINES, str, lambda new, _: new),
-}
-KINDS = (*TEXTS, *STORES, ".odt")
+def _archive(data: bytes, translate: Translate) -> bytes:
+    """Translate the text of an OpenDocument, its headers and its footers."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(out, "w") as new:
+        if sum(info.file_size for info in archive.infolist()) > MAX_UNPACKED:
+            raise ValueError(f"expected at most {MAX_UNPACKED:,} bytes, got more")
+        for info in archive.infolist():
+            content = archive.read(info)
+            if info.filename in PARTS:
+                content = _html(content.decode(), translate).encode()
+            new.writestr(info, content)
+    return out.getvalue()
 
 
 def translate_file(args: argparse.Namespace) -> None:
@@ -309,17 +264,20 @@ def translate_file(args: argparse.Namespace) -> None:
     # Read the file before the model, which takes longer.
     paths = args.model or [find_checkpoint(None)]
     languages = language_codes(find_checkpoint(paths[0]))
-    document = read_document(args.input.read_bytes(), args.input.name, languages)
+    data = args.input.read_bytes()
+    lines = file_lines(data, args.input.name, languages)
     say(f"minitransformer file: using {described(find_checkpoint(paths[0]))}")
     translator = load(
         *paths, device=args.device, threads=args.threads, glossary=args.glossary
     )
     flags = flags_of(args, DecodingConfig)
     config = TranslationConfig.changed(translator.decoding, flags)
-    ranked = translator.hypotheses(document.lines, config)
-    new = document.translated([best.text for best, *_ in ranked])
-    write_bytes(args.output, new, replace=True)
-    if lacking := sum(bool(best.missing) for best, *_ in ranked):
+    ranked = translator.hypotheses(lines, config)
+    best = [x[0].text for x in ranked]
+    write_bytes(
+        args.output, with_lines(data, args.input.name, languages, best), replace=True
+    )
+    if lacking := sum(bool(x[0].missing) for x in ranked):
         what = "a number, a term or text to copy"
         say(f"minitransformer file: {lacking} of {len(ranked)} lines lack {what}")
 

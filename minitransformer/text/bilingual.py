@@ -94,15 +94,21 @@ def open_store(data: bytes, name: Path, languages: Pair) -> Any:
     except Exception as error:  # each format has its own
         reason = " ".join(str(error).split())
         raise ValueError(f"{name}: expected {name.suffix}: {reason}") from error
+    if languages == ("source", "target"):  # a model that does not know them
+        languages = "", ""
+    source, target = languages
+    if name.suffix != ".tmx":
+        store.settargetlanguage(store.targetlanguage or target)
+        return store
     # A memory may have several languages with regions: those asked for, or its first.
-    if name.suffix == ".tmx":
-        nodes = [node for unit in store.units for node in unit.getlanguageNodes()]
-        codes = dict.fromkeys(node.get(LANGUAGE) or "" for node in nodes)
+    nodes = [node for unit in store.units for node in unit.getlanguageNodes()]
+    codes = dict.fromkeys(node.get(LANGUAGE) or "" for node in nodes)
+    if not all(languages):
         first = _code(store.sourcelanguage)
         own = sorted(dict.fromkeys(map(_code, codes)), key=lambda code: code != first)
-        source, target = languages if all(languages) else [*own, "", ""][:2]
-        store.setsourcelanguage(_variant(codes, source))
-        store.settargetlanguage(_variant(codes, target))
+        source, target = [*own, "", ""][:2]
+    store.setsourcelanguage(_variant(codes, source))
+    store.settargetlanguage(_variant(codes, target))
     return store
 
 
