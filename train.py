@@ -459,15 +459,18 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
 
 
 def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> int:
-    """Begin a run or continue one; return the exit code."""
+    """Begin a run or continue one, or only describe it; return the exit code."""
     path, settings, resumes = starting_point.choose_run(args, ranks.rank)
     with locked_directory(path, ranks, resumes) as directory:
         run, device = open_run(args, directory, settings, resumes, ranks)
         data = encode(run, args.cache)
         model, adam = place_model(run, device, graphs=not args.eager)
-        run.begin(resumes)
+        if not args.dry_run:
+            run.begin(resumes)
         describe(run, device, data, model)
         with closing(model), run.saving_after_errors(adam):
+            if args.dry_run:
+                return 0
             with run.heeding_signals():
                 train(run, data, model, adam)
             if not run.stopped_by:
@@ -475,23 +478,6 @@ def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> i
                 return 0
         run.log(f"stopped     and saved: train.py --resume {directory.path} continues")
         return 128 + run.stopped_by
-
-
-def preview(args: argparse.Namespace) -> int:
-    """Print what would be trained."""
-    with tempfile.TemporaryDirectory() as folder:
-        run, device = open_run(
-            args,
-            RunDirectory(Path(folder)),
-            starting_point.new_settings(args),
-            resumes=False,
-            ranks=distributed.Communicator(),
-        )
-        data = encode(run, args.cache)
-        model, _ = place_model(run, device, graphs=not args.eager)
-        with closing(model):
-            describe(run, device, data, model)
-    return 0
 
 
 def launch(args: argparse.Namespace, arguments: Sequence[str]) -> NoReturn:
@@ -507,7 +493,9 @@ def launch(args: argparse.Namespace, arguments: Sequence[str]) -> NoReturn:
 def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Do what the flags ask for; return the exit code."""
     if args.dry_run:
-        return preview(args)
+        with tempfile.TemporaryDirectory() as folder:
+            args.run = Path(folder)
+            return run_training(args, distributed.Communicator())
 
     # Several ranks: MPI starts this command again, once for each.
     if args.processes > 1 and not distributed.started_by_mpi():

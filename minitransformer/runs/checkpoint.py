@@ -44,9 +44,6 @@ TOKENIZER = "tokenizer"
 MOMENTS = "adam.mean", "adam.square"
 SCALES = ".scales"  # after the name of a matrix that is stored as int8
 
-# The types of stored matrices, with the bytes of a number.
-STORED_BYTES = {"float32": 4, "float16": 2, "int8": 1}
-
 
 @dataclass
 class Checkpoint:
@@ -67,7 +64,8 @@ def save(
 ) -> None:
     """Write a checkpoint, which appears at `path` only when it is complete.
 
-    `stored` is the type in which the file holds the parameters, of `STORED_BYTES`.
+    `stored` is the type in which the file holds the parameters: float32, float16, or
+    int8 for matrices.
 
     Raises: OSError if it cannot be written, or if a file is there and `replace` is
     false. The older file then stays as it is.
@@ -154,7 +152,7 @@ def load(path: Path, with_moments: bool = False) -> Checkpoint:
         raise FileNotFoundError(f"expected a checkpoint, found no file {path}")
     announce(f"loading {path}", path.stat().st_size > LARGE)
     with _opened(path) as file:
-        return _read(file, path.stat().st_size, with_moments)
+        return _read(file, with_moments)
 
 
 def has_moments(path: Path) -> bool:
@@ -187,7 +185,7 @@ def _opened(path: Path) -> Iterator[safe_open]:
         raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
 
 
-def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
+def _read(file: safe_open, with_moments: bool) -> Checkpoint:
     """Raises: an error of any kind if the file is not a whole checkpoint."""
     # The metadata say what the tensors must be.
     metadata = file.metadata() or {}
@@ -198,11 +196,6 @@ def _read(file: safe_open, file_size: int, with_moments: bool) -> Checkpoint:
     config = from_dict(ModelConfig, json.loads(metadata["config"]))
     state = RunState.from_json(json.loads(metadata["state"]))
     stored = metadata.get("parameters", "float32")
-
-    # A file that is too short is refused before memory is taken for its parameters.
-    least = STORED_BYTES[stored] * config.num_parameters
-    if file_size < least:
-        raise ValueError(f"expected at least {least:,} bytes, it is shorter")
 
     # The tokenizer, whose word pieces are the rows of the embedding.
     read = partial(_read_tensor, file, json.loads(metadata["checksums"]))

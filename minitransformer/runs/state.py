@@ -76,17 +76,11 @@ class RunState:
         Raises: ValueError or TypeError if it is not the state of a run.
         """
         values = {name: value for name, value in stored.items() if value is not None}
-        if "usual_sentences" in values:  # the former name of the median
-            values["median_sentences"] = values.pop("usual_sentences")
         decoding = {**values.get("decoding", {}), "nbest": 1}
         values["decoding"] = from_dict(DecodingConfig, decoding)
         values["window"] = from_dict(Window, values.get("window", {}))
         for name in {"loss_scale", "log_prob_quantiles", "languages"} & values.keys():
             values[name] = tuple(values[name])
-        for name, default in vars(cls()).items():
-            kind = (int, float) if isinstance(default, float) else type(default)
-            if default is not None and not isinstance(values.get(name, default), kind):
-                raise TypeError(f"{name}: expected such as {default}, got another type")
         return from_dict(cls, values)
 
     def used_up(self, training: TrainingConfig) -> str | None:

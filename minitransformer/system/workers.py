@@ -41,7 +41,6 @@ R = TypeVar("R")
 # macOS has forks, too, but its library of matrix products fails after one.
 CAN_FORK = sys.platform == "linux" and hasattr(os, "fork")
 
-STANDARD_ERROR = 2  # its file descriptor
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
@@ -221,25 +220,19 @@ def _release_free_memory() -> None:
 def _fork(work: Callable[[], None]) -> int:
     """Start a process that does some work and ends; return its id."""
     # Block the signals that stop a program: the worker inherits the mask.
-    parent = os.getpid()
     stops = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     try:
         with warnings.catch_warnings():  # of NumPy's threads, which stop for a fork
             warnings.simplefilter("ignore", DeprecationWarning)
-            try:
-                process = os.fork()
-            except OSError as error:
-                reason = f"{error.strerror}: no worker can be started"
-                raise RuntimeError(f"{reason}, --threads 1 needs none") from error
+            process = os.fork()
         if process:
             return process
         # In the worker: have Linux kill it when its parent ends, and do the work.
         code = 1
         try:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == parent:  # else it had ended before
-                work()
+            work()
             code = 0
         except BaseException:
             print(traceback.format_exc(), file=sys.__stderr__, flush=True)
@@ -251,11 +244,6 @@ def _fork(work: Callable[[], None]) -> int:
 
 def _serve(function: Callable[[Any], Any], connection: Connection) -> None:
     """Apply the function to the parent's items, until the connection is closed."""
-    # A pipe does not end, and a file stays locked, while another process has it open.
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > STANDARD_ERROR and int(name) != connection.fileno():
-            with suppress(OSError):  # the list itself, which is closed
-                os.close(int(name))
     gc.freeze()  # a collection would write to, and so copy, the pages of all objects
     with suppress(EOFError, OSError):
         while True:

@@ -35,10 +35,11 @@ def table(heading):
 
 
 def test_the_page_names_every_file_and_every_metric(tmp_path):
-    text = tmp_path / "text"
-    text.write_text("the cat sees a dog\n" * 12)
-    sides = [f"--{split}-{side}" for split in SPLITS for side in ("source", "target")]
-    flags = [x for flag in sides for x in (flag, text)]
+    flags = []
+    for side in ("source", "target"):
+        (tmp_path / side).write_text("the cat sees a dog\n" * 12)
+        for split in SPLITS:
+            flags += [f"--{split}-{side}", tmp_path / side]
     flags += "--steps 4 --save-every 2 --validate-every 2 --validate-bleu 2".split()
     flags += "--average-by number --log-every 1 --vocab-size 20".split()
     flags += "--d-model 8 --d-ff 8 --num-heads 2".split()

@@ -68,7 +68,6 @@ def test_a_state_that_is_not_finite_is_json_and_the_worst(tmp_path, tokenizer):
 
 
 TABLE = "embedding.table"
-LARGE_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 10**9})
 HUGE_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 10**15, "encoder_layers": 10**9})
 DEEP_JSON = "[" * 100_000
 ONE_HEAD = json.dumps({**vars(CONFIG), "num_heads": 1})
@@ -84,12 +83,11 @@ OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
         ({TABLE: lambda t: t + np.float32(1e-6)}, {}, "embedding.table: its checksum"),
         ({"tokenizer": lambda t: t[:9]}, {}, "tokenizer: its checksum"),
         ({"tokenizer": lambda t: t.view("i1")}, {}, "tokenizer: expected uint8.*int8"),
-        ({}, {"config": LARGE_CONFIG}, "expected at least .* bytes, it is shorter"),
         ({}, {"config": HUGE_CONFIG}, "a model of less than 2\\^40 parameters"),
         ({}, {"config": DEEP_JSON}, "not a usable checkpoint"),
         ({}, {"checksums": "[]"}, "not a usable checkpoint"),
         ({}, {"format": "other"}, "expected format 'minitransformer 1', got 'other'"),
-        ({}, {"config": "{}"}, "expected at least .* bytes, it is shorter"),
+        ({}, {"config": "{}"}, "expected a tokenizer of 37000 word pieces, got 40"),
         ({}, {"config": "["}, "not a usable checkpoint"),
         ({}, {"config": OTHER_CONFIG}, r"expected float32 \(8, 32\)"),
         ({}, {"checksum": "1", "config": ONE_HEAD}, "checksum of its metadata differs"),

@@ -57,11 +57,7 @@ def test_a_state_says_how_its_run_decodes_with_one_translation_a_line():
     [
         {"window": 5},
         {"loss_scale": 5},
-        {"median_sentences": "9" * 99},
-        {"usual_sentences": [1]},
-        {"step": "1"},
         {"languages": 5},
-        {"text": ["0f"]},
         {"decoding": {**vars(DecodingConfig()), "beam": 0}},
     ],
     ids=str,

@@ -138,21 +138,6 @@ def test_a_worker_that_is_killed_is_told():
             list(workers.map([1]))
 
 
-@forks
-def test_a_fork_that_fails_is_told_with_the_flag_that_helps(monkeypatch):
-    real, calls = os.fork, iter([True, False])
-
-    def fork():
-        if next(calls):
-            return real()
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fork", fork)
-        with pytest.raises(RuntimeError, match=r"unavailable.*--threads 1 needs none"):
-            Workers(abs, 2)
-
-
 def test_workers_end_with_the_last_reference():
     workers = Workers(abs, 2)
     ids = [*workers._processes.values()]
@@ -222,12 +207,3 @@ time.sleep(60)
     while any(map(is_running, ids)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-@forks
-def test_a_worker_whose_parent_has_ended_meanwhile_does_nothing(monkeypatch, capfd):
-    """It asks to be ended with its parent when there is none any more."""
-    monkeypatch.setattr(os, "getppid", lambda: 1)
-    process = workers_module._fork(lambda: print("worked", flush=True))
-    assert os.waitpid(process, 0)[1] == 0
-    assert capfd.readouterr().out == ""
