@@ -176,7 +176,7 @@ class Tokenizer:
                 encoded = [self._processor.encode(line) for line in cleaned]
             else:
                 encoded = self._processor.encode(cleaned, num_threads=num_threads)
-        except TypeError as error:
+        except (TypeError, RuntimeError) as error:  # of a list, and of one line
             raise _surrogate_error(lines) from error
         if self._is_permuted:
             return [[self._ours[i] for i in ids] for ids in encoded]
