@@ -206,10 +206,9 @@ class LibreTranslate:
     ) -> list[Fields]:
         """Translate all lines of some texts together, and answer each text."""
         config = _decoding(direction.config, request)
+        kind = str(request.get("format") or "text")
         # In threads: the server answers others while it reads and writes long text.
-        divided = await asyncio.to_thread(
-            lambda: [_lines(text, request) for text in texts]
-        )
+        divided = await asyncio.to_thread(lambda: [_lines(x, kind) for x in texts])
         lines = [line.text for parts in divided for line in parts]
         given = str(request.get("prefix") or "\n" * (len(lines) - 1))
         prefixes = as_list_of_str("prefixes", given.split("\n"), len(lines))
@@ -268,6 +267,8 @@ def _texts(request: Fields) -> list[str]:
     texts = [q] if isinstance(q, str) else q
     if not isinstance(texts, list) or not all(isinstance(x, str) for x in texts):
         raise ValueError(f"Invalid request: q parameter is no text: {q!r:.40}")
+    if request.get("paragraphs"):
+        texts = ["\n".join(join_paragraphs(x.split("\n"))) for x in texts]
     return texts
 
 
@@ -290,15 +291,12 @@ def _decoding(config: TranslationConfig, request: Fields) -> TranslationConfig:
 # Texts, divided into lines and put together again
 
 
-def _lines(text: str, request: Fields) -> Sequence[PlainLine | HtmlLine]:
-    """Divide text into lines, which are paragraphs if the request says so."""
-    kind = str(request.get("format") or "text")
+def _lines(text: str, kind: str) -> Sequence[PlainLine | HtmlLine]:
+    """Divide text into lines."""
     if kind == "html":
         return html_lines(text)
     if kind != "text":
         raise ValueError(f"{kind} format is not supported")
-    if request.get("paragraphs"):
-        text = "\n".join(join_paragraphs(re.split(r"\r?\n", text)))
     # Ends and lines by turns, with a line first and last.
     parts = re.split(r"(\r?\n)", text)
     return [*map(PlainLine, parts[::2], [*parts[1::2], ""])]

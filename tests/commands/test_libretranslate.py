@@ -216,6 +216,10 @@ def test_the_same_language_gives_the_text_back(server):
     text = "One\n\r\n two <b>"
     answer = {"translatedText": text, "alternatives": []}
     assert translated(server, text, "en", "en") == answer
+    wrapped = "A house near the vil-\nlage.\n\nYes."
+    joined = "A house near the village.\n\nYes."
+    answer = translated(server, wrapped, "en", "en", paragraphs=True)
+    assert answer["translatedText"] == joined
     answer = translated(server, [text, ""], "en", "en", alternatives=2)
     assert answer == {"translatedText": [text, ""], "alternatives": [[], []]}
 
@@ -337,7 +341,7 @@ def test_dividing_text_takes_time_that_is_linear(kind, unit):
     text = unit * (200_000 // len(unit))
     for whole in (text, f"<script>{text}", f"<p>{text}x"):
         began = time.process_time()
-        _lines(whole, {"format": kind})
+        _lines(whole, kind)
         assert time.process_time() - began < 1
 
 

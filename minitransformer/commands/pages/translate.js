@@ -73,7 +73,7 @@ function show() {
   mark();
 }
 
-function showSentence({ text, alignment, confidence, missing = [] }, line, n) {
+function showSentence({ text, alignment, score, confidence, missing = [] }, line, n) {
   const isUnsure = (confidence ?? 1) < Number(unsure) && !missing.length;
   const attributes = missing.length
     ? { class: "lacking", title: "The translation lacks this.", "data-missing": missing.join(", ") }
@@ -89,7 +89,8 @@ function showSentence({ text, alignment, confidence, missing = [] }, line, n) {
     for (const event of ["mouseenter", "focus"]) shown.addEventListener(event, point);
     for (const event of ["mouseleave", "blur"]) shown.addEventListener(event, () => mark());
     shown.addEventListener("click", () => {
-      if (!isStale()) offer(place, line, n, word).catch((error) => say(error.message));
+      if (isStale() || score === undefined) return; // such as text in the target language
+      offer(place, line, n, word).catch((error) => say(error.message));
     });
   });
   return place;
@@ -262,10 +263,11 @@ element("file").addEventListener("change", async ({ target }) => {
 // Put the lines of each paragraph together, so that Ctrl+Z takes them apart again.
 element("join").addEventListener("click", async () => {
   try {
-    const { lines } = await ask("translate", { q: text.value, paragraphs: true });
-    const joined = lines.map(([{ sentences }]) => sentences.map((each) => each.source).join(""));
+    // From one language to the same, the text comes back.
+    const asked = { source: to.value, q: text.value, paragraphs: true };
+    const { translatedText } = await ask("translate", asked);
     text.select();
-    document.execCommand("insertText", false, joined.join("\n"));
+    document.execCommand("insertText", false, translatedText);
   } catch (error) {
     say(error.message);
   }
