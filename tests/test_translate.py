@@ -295,11 +295,11 @@ def test_the_first_example_of_each_place_is_translated_right():
 
 def test_lines_of_a_paragraph_are_translated_as_one(tmp_path):
     (tmp_path / "mail").write_text(
-        "> My sister works\n> in a hospital.\n\n- I am hungry.\n"
+        "> My sister works in a hospital. Where\n> is the station?\n"
     )
     flags = ("--model", "en-de", "--input", str(tmp_path / "mail"))
     code, out, _ = run_translate(*flags, "--paragraphs")
-    assert (code, out) == (0, f"> {SISTER}\n\n- Ich habe Hunger.\n")
+    assert (code, out) == (0, f"> {SISTER} Wo ist der Bahnhof?\n")
 
 
 @pytest.mark.parametrize(

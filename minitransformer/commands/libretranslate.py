@@ -180,10 +180,12 @@ class LibreTranslate:
         ]
         # Detect a source that has a model, or the target itself.
         detected = None
-        if source == "auto" or request.get("details"):
+        if source == "auto":
             codes = [*(x.source for x in fitting), target]
             detected = self._detected(texts, [x for x in codes if x != "auto"])
-            source = detected["language"] if source == "auto" else source
+            source = detected["language"]
+        elif request.get("details"):
+            detected = self._detected(texts, [*self.names])
         if source == target:
             return None, detected
         for direction in fitting:

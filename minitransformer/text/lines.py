@@ -130,6 +130,9 @@ def read_open_file(descriptor: int) -> Iterator[str | None]:
 # The mark of an item or a heading.
 ITEM = re.compile(r"(?:[-*+•#|]|\d{1,3}[.)]|[a-z]\))\s")
 
+# No text is broken to fit fewer characters.
+NARROW = 40
+
 # A word divided at the end of a line; "Vor- und Nachteile" has none.
 HYPHEN = re.compile(r"(?<=[^\W\d_])-\n(?=(?!(?:and|or|und|oder|bis)\b)[a-zß-ÿ])")
 
@@ -138,30 +141,35 @@ def join_paragraphs(lines: Sequence[str]) -> list[str]:
     """Join the lines of each paragraph, where text was broken to fit a page.
 
     A blank line, a deeper indent, the item of a list or another depth of quotation
-    begins a paragraph. A line shorter than two thirds of the longest one ends it.
+    begins a paragraph. A line ends it that is shorter than two thirds of the longest
+    around, or short for any text: an address is none.
 
         We live near the vil-
-        lage, and we have            We live near the village, and we have
-        - a garden with              - a garden with trees
-          trees
+        lage, which has a church,    We live near the village, which has a church,
+        - a house with               - a house with trees
+          trees                      - a bank
+        - a bank
     """
-    long = max((len(x.strip()) for x in lines), default=0) * 2 / 3
     paragraphs = list[list[str]]()
-    margin = text = ""
-    for line in lines:
-        # The margin has the indent and any signs of quotation.
-        last_margin, last = margin, text
-        text = line.strip().lstrip("> \t")
-        margin = line[: line.index(text)]
-        # Does it go on with the last line, or hang below an item?
-        deeper = len(margin) > len(last_margin)
-        hangs = deeper and ITEM.match(last)
-        begins = deeper or len(last) < long or ITEM.match(text)
-        alike = text and last and margin.count(">") == last_margin.count(">")
-        if alike and (hangs or not begins):
-            paragraphs[-1].append(text)
-        else:
-            paragraphs.append([line.rstrip()])
+    for _, group in itertools.groupby(lines, lambda line: not line.strip("> \t")):
+        block = list(group)
+        long = max(NARROW, *map(len, block)) * 2 / 3
+        margin = text = ""
+        for line in block:
+            # The margin has the indent and any signs of quotation.
+            last_margin, last = margin, text
+            text = line.strip().lstrip("> \t")
+            margin = line[: line.index(text)]
+            # Does it go on with the last line, or hang below an item?
+            deeper = len(margin) > len(last_margin)
+            hangs = deeper and ITEM.match(last)
+            divides = HYPHEN.search(f"{last}\n{text}")
+            begins = deeper or len(last) < long or ITEM.match(text)
+            alike = last and margin.count(">") == last_margin.count(">")
+            if alike and (hangs or divides or not begins):
+                paragraphs[-1].append(text)
+            else:
+                paragraphs.append([line.rstrip()])
     return [HYPHEN.sub("", "\n".join(x)).replace("\n", " ") for x in paragraphs]
 
 

@@ -152,26 +152,33 @@ def test_no_word_is_lost_where_lines_are_joined(lines):
 def test_paragraphs_begin_where_a_reader_sees_it():
     text = """\
     Dear Tom,
-    We live near the vil-
-    lage, and we have Vor-
-    und Nachteile, and
-    - a garden with
-      trees,
-    - a cellar and a very
+    we live near the vil-
+    lage that you know, which has Vor-
+    und Nachteile, and we have there
+      - a garden with
+        trees,
+      - a cellar that is large and very old
 
-    1. big room.
-    > When will you come
-    > and see us in May?
-    Yours
+    1. and big rooms
+    > When will you come to see us? We hope
+    > that it will be in May?
+    >
+    > > Before the end of this month, I think,
+    > and not later than that. What do you say?
+    Best wishes
     Mary"""
     assert join_paragraphs(textwrap.dedent(text).split("\n")) == [
         "Dear Tom,",
-        "We live near the village, and we have Vor- und Nachteile, and",
-        "- a garden with trees,",
-        "- a cellar and a very",
+        "we live near the village that you know, which has Vor- und Nachteile, and we "
+        "have there",
+        "  - a garden with trees,",
+        "  - a cellar that is large and very old",
         "",
-        "1. big room.",
-        "> When will you come and see us in May?",
-        "Yours",
+        "1. and big rooms",
+        "> When will you come to see us? We hope that it will be in May?",
+        ">",
+        "> > Before the end of this month, I think,",
+        "> and not later than that. What do you say?",
+        "Best wishes",
         "Mary",
     ]
