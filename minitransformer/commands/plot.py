@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,89 +34,87 @@ QUANTITIES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "gradient-norm": ("gradient norm", {"gradient_norm": ""}),
 }
-AXES = {"steps": "updates", "tokens": "source and target tokens", "minutes": "minutes"}
+# The horizontal axes: words, a field of metrics.jsonl, and how many of it are one.
+AXES = {"steps": ("updates", "step", 1), "minutes": ("minutes", "seconds", 60)}
 
+STYLE = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "font.size": 8,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 1,
+    "lines.markersize": 4,
+    "text.parse_math": False,
+}
 # On dark pages, browsers draw white on black, not black on white, in the same hues.
 DARK = b"@media (prefers-color-scheme: dark) "
 DARK += b"{svg {filter: invert(0.9) hue-rotate(180deg)}}"
 
 
-def read_metrics(run: RunDirectory) -> list[dict[str, Any]]:
-    """Read the finite numbers in metrics.jsonl, and the `tokens` up to each line.
-
-    Raises: ValueError as `RunDirectory.read_metrics`.
-    """
-    records = []
-    tokens = 0.0
-    for line in run.read_metrics():
-        record = {k: v for k, v in line.items() if is_finite_number(v)}
-        tokens += record.get("source_tokens", 0) + record.get("target_tokens", 0)
-        records.append({**record, "tokens": tokens})
-    return records
+def series(
+    lines: Iterable[dict[str, Any]], name: str, against: str
+) -> list[tuple[float, float]]:
+    """Return the x and y of each point of one metric. `against` is one of `AXES`."""
+    _, field, unit = AXES[against]
+    return [
+        (line[field] / unit, line[name])
+        for line in lines
+        if is_finite_number(line.get(name)) and is_finite_number(line.get(field))
+    ]
 
 
 def is_finite_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e300
 
 
-def series(
-    records: Sequence[dict[str, Any]], name: str, against: str
-) -> tuple[list[float], list[float]]:
-    """Return the x and y of each point of one metric. `against` is one of `AXES`."""
-    # The field of the horizontal axis, and only lines that have both.
-    key = {"steps": "step", "minutes": "seconds"}.get(against, against)
-    points = [record for record in records if name in record and key in record]
-    unit = 60 if against == "minutes" else 1
-    return [point[key] / unit for point in points], [point[name] for point in points]
-
-
 def draw(
     runs: Sequence[RunDirectory], what: Sequence[str], against: str, output: Path
 ) -> None:
     """Write PNG or SVG with a panel for each quantity, all runs in each."""
-    # The name of each run, and its metrics.
-    records = [(printable(run.path.resolve().name), read_metrics(run)) for run in runs]
-    need = "plots need matplotlib"
-    figure_module = import_extra("matplotlib.figure", "plot", need)
+    metrics = {run: list(run.read_metrics()) for run in runs}
+    matplotlib = import_extra("matplotlib", "plot", "plots need matplotlib")
+    figure_module = importlib.import_module("matplotlib.figure")
     # Panels in two columns; the last may stay empty.
     columns = 1 if len(what) == 1 else 2
     rows = math.ceil(len(what) / columns)
-    figure = figure_module.Figure(figsize=(6.4 * columns, 3.4 * rows))
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    for panel in panels[len(what) :]:
-        panel.set_visible(False)
-    for panel, quantity in zip(panels, what, strict=False):
-        title, metrics = QUANTITIES[quantity]
-        # A line for each metric of each run, in the run's colour.
-        for number, (run, lines) in enumerate(records):
-            for metric, words in metrics.items():
-                xs, ys = series(lines, metric, against)
-                if xs:
-                    panel.plot(
-                        xs,
-                        ys,
-                        label=run + words,
-                        color=f"C{number % 10}",
-                        **_line_style(metric, alone=len(metrics) == 1),
-                    )
-        panel.set_title(title, fontsize=10)
-        panel.set_xlabel(AXES[against], fontsize=9)
-        _finish(panel)
-    figure.tight_layout()
-    write_picture(figure, output, dpi=150)
+    with matplotlib.rc_context(STYLE):
+        figure = figure_module.Figure(figsize=(6.4 * columns, 3.4 * rows))
+        panels = figure.subplots(rows, columns, squeeze=False).flat
+        for panel in panels[len(what) :]:
+            panel.set_visible(False)
+        for panel, quantity in zip(panels, what, strict=False):
+            panel.set_xlabel(AXES[against][0])
+            _draw_panel(panel, quantity, metrics, against)
+        figure.tight_layout()
+        write_picture(figure, output, dpi=150)
 
 
-def _finish(panel: Any) -> None:
-    """Draw the grid and the legend of a panel, or say that it is empty."""
-    panel.tick_params(labelsize=8)
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+def _draw_panel(
+    panel: Any,
+    quantity: str,
+    metrics: dict[RunDirectory, list[dict[str, Any]]],
+    against: str,
+) -> None:
+    """Draw a line for each metric of each run, in the run's colour."""
+    title, names = QUANTITIES[quantity]
+    panel.set_title(title)
+    labels = []
+    for number, (run, lines) in enumerate(metrics.items()):
+        for metric, words in names.items():
+            if points := series(lines, metric, against):
+                panel.plot(
+                    *zip(*points, strict=True),
+                    color=f"C{number % 10}",
+                    linestyle="--" if metric.startswith("target") else "-",
+                    marker="." if metric.startswith("validation") else "",
+                )
+                labels.append(printable(run.path.resolve().name) + words)
     panel.set_xlim(left=0)
-    if panel.has_data():
-        lines = list(panel.lines)
-        names = [line.get_label() for line in lines]  # also those with _ first
-        for text in panel.legend(lines, names, fontsize=8, frameon=False).texts:
-            text.set_parse_math(False)
+    if labels:
+        panel.legend(panel.lines, labels)  # also those with _ first
     else:
         panel.text(0.5, 0.5, "nothing measured", transform=panel.transAxes)
 
@@ -132,14 +131,6 @@ def write_picture(figure: Any, path: Path, dpi: int) -> None:
     if path.suffix == ".svg":
         data = data.replace(b"</style>", DARK + b"</style>", 1)
     write_bytes(path, data, replace=True)
-
-
-def _line_style(name: str, alone: bool) -> dict[str, Any]:
-    """Draw validation thick with points, training thin, and target tokens dashed."""
-    if name.startswith("validation"):
-        return {"marker": "o", "markersize": 2.5, "linewidth": 1.4}
-    dashes = "--" if name.startswith("target") else "-"
-    return {"linewidth": 1.0, "alpha": 1.0 if alone else 0.6, "linestyle": dashes}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

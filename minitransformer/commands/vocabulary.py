@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--vocab-size", type=positive, required=True, metavar="N", help=size)
     whole = "tags and the like, each one unsplit piece"
     add("--user-symbols", nargs="+", default=[], metavar="SYMBOL", help=whole)
-    rule = "what SentencePiece changes in text (default identity: nothing)"
-    rules = "identity", "nfkc", "nmt_nfkc", "nfkc_cf", "nmt_nfkc_cf"
-    add("--normalization", choices=rules, default="identity", help=rule)
-    other = "options of SentencePiece's trainer, such as model_type=unigram"
+    other = (
+        "options of SentencePiece's trainer, such as model_type=unigram or "
+        "normalization_rule_name=nmt_nfkc"
+    )
     add("--option", nargs="+", default=[], metavar="NAME=VALUE", help=other)
     args = parser.parse_args(arguments)
 
@@ -57,10 +57,7 @@ def learn(args: argparse.Namespace) -> None:
         source, target = map(read_lines, args.text)
         symbols += symbols_for(zip(source, target, strict=False))
     # The options of SentencePiece's trainer.
-    options: dict[str, Any] = {
-        "user_defined_symbols": list(dict.fromkeys(symbols)),
-        "normalization_rule_name": args.normalization,
-    }
+    options: dict[str, Any] = {"user_defined_symbols": list(dict.fromkeys(symbols))}
     for option in args.option:
         name, equals, value = option.partition("=")
         if not (name and equals):

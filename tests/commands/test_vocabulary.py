@@ -57,8 +57,8 @@ def test_any_option_of_sentencepiece_can_be_named(learn):
     ("flags", "read"),
     [
         ([], "Stra\xdfe \ufb01 \xb2 A"),
-        (["--normalization", "nmt_nfkc"], "Stra\xdfe fi 2 A"),
-        (["--normalization", "nmt_nfkc_cf"], "stra\xdfe fi 2 a"),
+        (["--option", "normalization_rule_name=nmt_nfkc"], "Stra\xdfe fi 2 A"),
+        (["--option", "normalization_rule_name=nmt_nfkc_cf"], "stra\xdfe fi 2 a"),
     ],
 )
 def test_a_vocabulary_changes_text_only_if_it_is_asked_to(learn, flags, read):
