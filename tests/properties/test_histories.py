@@ -6,10 +6,18 @@ import signal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    get_state_machine_test,
+    invariant,
+    precondition,
+    rule,
+)
 
 import train
+from minitransformer.commands import average, runs
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training.parallel import CpuModel
@@ -22,44 +30,46 @@ FLAGS = (
     "--average-by number --save-every 3"
 ).split()
 LONGEST = 16
+STEPS = st.integers(1, LONGEST)
+COUNTS = st.integers(1, 4)
+# What may differ when a run is resumed.
+CHANGING = st.fixed_dictionaries({"keep_last": COUNTS, "average": COUNTS})
 
 
 class Killed(BaseException):
     """The process ends here."""
 
 
-class Runs:
+class Unbroken:
     """A folder with text, and what a run of it that nothing interrupts would write."""
 
     def __init__(self, folder):
         self.folder, self.run = folder, RunDirectory(folder / "run")
         write_corpus(folder)
-        self.new = ["--run", self.run.path, "--cache", folder / "cache"]
-        self.new += ["--threads", 1, *FLAGS]
+        self.always = ["--cache", folder / "cache", "--threads", 1]
+        self.new = ["--run", self.run.path, *self.always, *FLAGS]
         for side, language in (("source", "en"), ("target", "de")):
             self.new += [f"--train-{side}", folder / f"train.{language}"]
         self.parameters = {0: None}
         for step in range(1, LONGEST + 1):
-            assert self.train(step, keep_last=9, average=1) == 0
+            assert self.train(step, {"average": 1}) == 0
             self.parameters[step] = self.read(self.run.checkpoint(step))
+        self.losses = self.recorded()
 
     @staticmethod
     def read(path):
         return checkpoint.load(path).parameters.data.copy()
 
-    def saved(self):
-        """The steps of the checkpoints, which are those of an unbroken run."""
-        steps = [int(path.stem[5:]) for path in self.run.checkpoints()]
-        for step in steps:
-            found = self.read(self.run.checkpoint(step))
-            np.testing.assert_array_equal(found, self.parameters[step])
-        return steps
+    def recorded(self):
+        """The loss of each update, in the order of the file."""
+        lines = self.run.read_metrics()
+        return [(x["step"], x["loss"]) for x in lines if "loss" in x]
 
-    def train(self, steps, keep_last, average, stop=None, kill=None):
+    def train(self, steps, flags, stop=None, kill=None):
         """Begin or resume, perhaps with a signal after `stop` or a kill; the code."""
-        begun = self.run.checkpoints()
-        where = ["--resume", self.run.path, *self.new[2:6]] if begun else self.new
-        if not begun:
+        where = ["--resume", self.run.path, *self.always]
+        if not self.run.checkpoints():
+            where = self.new
             shutil.rmtree(self.run.path, ignore_errors=True)
         forward_backward, synced, sync = CpuModel.forward_backward, [], os.fsync
 
@@ -74,83 +84,122 @@ class Runs:
                 raise Killed
             sync(descriptor)
 
-        limits = "--steps", steps, "--keep-last", keep_last, "--average", average
+        for name, value in {"steps": steps, **flags}.items():
+            where = [*where, f"--{name.replace('_', '-')}", value]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CpuModel, "forward_backward", signalled)
             patch.setattr(os, "fsync", killed)
-            code, _, error = run_main(train.main, *where, *limits)
+            code, _, error = run_main(train.main, *where)
         assert (code == 1) == ("expected Adam's moments" in error), error
         return code
 
 
-class Model:
+class History(RuleBasedStateMachine):
     """The steps of the checkpoints that there should be, and of those with moments."""
 
+    unbroken: Unbroken
+
     def __init__(self):
+        super().__init__()
+        self.run = self.unbroken.run
+        shutil.rmtree(self.run.path, ignore_errors=True)
         self.steps, self.with_moments = [], set()
 
     @property
     def now(self):
         return self.steps[-1] if self.steps else 0
 
-    def prune(self, count):
+    def prune(self, flags):
         """Keep the newest, and before it some of those that were due."""
         due = [step for step in self.steps[:-1] if step % 3 == 0]
-        self.steps = [*due, *self.steps[-1:]][-count:]
+        kept = max(flags["keep_last"], flags["average"])
+        self.steps = [*due, *self.steps[-1:]][-kept:]
         self.with_moments &= {*self.steps[-2:]}
 
-    def train(self, last, count):
-        self.prune(count)
+    def save_until(self, last, flags):
+        self.prune(flags)
         for step in range(self.now + 1, last + 1):
             if step % 3 == 0 or step == last:
                 self.steps.append(step)
                 self.with_moments.add(step)
-                self.prune(count)
+                self.prune(flags)
 
-
-STEPS = st.integers(1, LONGEST)
-COUNTS = st.integers(1, 4)
-TRAIN = st.tuples(st.just("train"), STEPS, COUNTS, COUNTS, st.none() | STEPS)
-KILL = st.tuples(st.just("kill"), STEPS, COUNTS, COUNTS, st.integers(1, 30))
-DELETE = st.tuples(st.just("delete"), st.integers(0, 4))
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.mark.properties(share=4)
-@settings(max_examples=6)
-@given(st.lists(TRAIN | KILL | DELETE, min_size=1, max_size=6))
-def test_any_history_leaves_the_checkpoints_of_an_unbroken_run(runs, history):
-    shutil.rmtree(runs.run.path, ignore_errors=True)
-    model = Model()
-    for kind, *values in history:
-        if kind == "delete":
-            if values[0] < len(model.steps):
-                runs.run.checkpoint(model.steps.pop(values[0])).unlink()
-            continue
-        end, keep_last, average, event = values
-        refused = model.steps and model.now not in model.with_moments
-        stop = event if kind == "train" and model.now < (event or 0) <= end else None
-        try:
-            kill = event if kind == "kill" else None
-            code = runs.train(end, keep_last, average, stop, kill)
-        except Killed:
-            # What was saved stays, unless newer ones took its place.
-            found = runs.saved()
-            assert (found or [0])[-1] >= model.now
-            assert {*found} <= {*model.steps, *range(3, end + 1, 3), end}
-            kept = (s for s in found if checkpoint.has_moments(runs.run.checkpoint(s)))
-            model.steps, model.with_moments = found, {*kept}
-            continue
+    @rule(end=STEPS, flags=CHANGING, stop=st.none() | STEPS)
+    def train(self, end, flags, stop, kill=None):
+        """Begin or resume, perhaps with a signal in one of its steps."""
+        refused = self.steps and self.now not in self.with_moments
+        stop = stop if self.now < (stop or 0) <= end else None
+        code = self.unbroken.train(end, flags, stop, kill)
         assert code == (1 if refused else 143 if stop else 0)
-        if refused:
-            continue
-        model.train(stop or end, max(keep_last, average))
-        assert runs.saved() == model.steps
-        if not stop:
-            last = [runs.parameters[step] for step in model.steps[-average:]]
-            mean = np.mean(last, axis=0, dtype=float).astype("float32")
-            np.testing.assert_array_equal(runs.read(runs.run.averaged), mean)
+        if not refused:
+            self.save_until(stop or end, flags)
+            assert self.unbroken.recorded() == self.unbroken.losses[: self.now]
+            if not stop:
+                self.is_mean(self.run.averaged, flags["average"])
+
+    @rule(end=STEPS, flags=CHANGING, call=st.integers(1, 30))
+    def kill(self, end, flags, call):
+        """What was saved stays, unless newer checkpoints took its place."""
+        try:
+            self.train(end, flags, None, call)
+        except Killed:
+            found = self.saved()
+            assert (found or [0])[-1] >= self.now
+            assert {*found} <= {*self.steps, *range(3, end + 1, 3), end}
+            kept = (s for s in found if checkpoint.has_moments(self.run.checkpoint(s)))
+            self.steps, self.with_moments = found, {*kept}
+
+    @precondition(lambda self: self.steps)
+    @rule(number=st.integers(0, 4))
+    def delete(self, number):
+        step = self.steps.pop(number % len(self.steps))
+        self.run.checkpoint(step).unlink()
+
+    @precondition(lambda self: self.steps)
+    @rule()
+    def delete_all(self):
+        flags = self.unbroken.folder, "--delete", self.run.path.name
+        assert run_main(runs.main, *flags)[0] == 0
+        assert not any(self.run.path.glob("*"))
+        self.steps = []
+
+    @precondition(lambda self: self.steps)
+    @rule(count=COUNTS)
+    def average(self, count):
+        mean = self.unbroken.folder / "mean.safetensors"
+        mean.unlink(missing_ok=True)
+        code, *_ = run_main(average.main, mean, self.run.path, "--last", count)
+        assert code == (count > len(self.steps))
+        if not code:
+            self.is_mean(mean, count)
+
+    def is_mean(self, path, count):
+        last = [self.unbroken.parameters[step] for step in self.steps[-count:]]
+        mean = np.mean(last, axis=0, dtype=float).astype("float32")
+        np.testing.assert_array_equal(self.unbroken.read(path), mean)
+
+    def saved(self):
+        """The steps of the checkpoints, which are those of an unbroken run."""
+        steps = [int(path.stem[5:]) for path in self.run.checkpoints()]
+        for step in steps:
+            found = self.unbroken.read(self.run.checkpoint(step))
+            np.testing.assert_array_equal(found, self.unbroken.parameters[step])
+        return steps
+
+    @invariant()
+    def checkpoints_are_those_of_the_model(self):
+        assert self.saved() == self.steps
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unbroken(tmp_path_factory):
+    History.unbroken = Unbroken(tmp_path_factory.mktemp("runs"))
+
+
+test_any_history_leaves_the_checkpoints_of_an_unbroken_run = pytest.mark.properties(
+    share=4
+)(
+    get_state_machine_test(
+        History, settings=settings(max_examples=6, stateful_step_count=8)
+    )
+)
