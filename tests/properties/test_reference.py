@@ -1,4 +1,4 @@
-"""Whole models that are drawn, against the Transformer in plain NumPy."""
+"""Whole models that are drawn, against plain NumPy, PyTorch and rounded products."""
 
 import numpy as np
 import pytest
@@ -35,34 +35,56 @@ def along(gradients, moves):
     )
 
 
-@pytest.mark.properties(share=20)
-@given(cases(dropout=True, max_pairs=5, most=12))
-def test_logits_loss_and_gradient_are_those_of_the_reference(case):
-    config, batch, (model, buffer) = case.config, case.batch, case.buffered()
-    parameters = buffer.views(buffer.data)
+def by_numpy(case, parameters, masks, moves):
+    """Return kink, logits, loss and slopes along the moves, in plain NumPy."""
+    sides = case.batch.source, case.batch.target
+
+    def loss(parameters):
+        moved = ReferenceTransformer(case.config, parameters, masks)
+        return moved.loss(*sides, case.smoothing)
+
+    reference = ReferenceTransformer(case.config, parameters, masks)
+    logits = reference.logits(sides[0], sides[1][:, :-1])
+    slopes = derivative(loss, parameters, moves)
+    return reference.kink, logits, loss(parameters), slopes
+
+
+@pytest.fixture(scope="module", params=["numpy", "torch"])
+def oracle(request):
+    if request.param == "numpy":
+        return by_numpy
+    pytest.importorskip("torch").set_num_threads(1)
+    from support import torch_reference
+
+    def by_torch(case, parameters, masks, moves):
+        *found, gradients = torch_reference.by_torch(case, parameters, masks)
+        return *found, along(gradients, moves)
+
+    return by_torch
+
+
+@pytest.mark.properties(share=15)
+@given(case=cases(dropout=True, max_pairs=5, most=12))
+def test_logits_loss_and_gradient_are_those_of_the_reference(oracle, case):
+    (model, buffer), batch = case.buffered(), case.batch
     source, target = batch.source, batch.target
     noise = RecordedNoise(case.seed)
     logits = model.logits(model(source, target[:, :-1], noise)).data
-    masks = noise.masks(dropout_sites(config, *source.shape, target.shape[1] - 1))
-
-    reference = ReferenceTransformer(config, parameters, masks)
-    expected = reference.logits(source, target[:, :-1])
-    assume(reference.kink > 1e-11)
-    scale = abs(expected).max() + 1
-    within(abs(logits - expected).max(), 1e-9 * scale)
-
-    def expected_loss(parameters):
-        moved = ReferenceTransformer(config, parameters, masks)
-        return moved.loss(source, target, case.smoothing)
+    sites = dropout_sites(case.config, *source.shape, target.shape[1] - 1)
+    parameters = buffer.views(buffer.data)
+    moves = directions(parameters, case.seed)
+    kink, *expected = oracle(case, parameters, noise.masks(sites), moves)
+    assume(kink > 1e-11)
 
     noise = RecordedNoise(case.seed)
     loss = training_loss(model, source, target, case.smoothing, noise)
     loss.backward()
-    within(abs(loss.data - expected_loss(parameters)), 1e-9 * scale * target.size)
-    moves = directions(parameters, case.seed)
-    slopes = derivative(expected_loss, parameters, moves)
-    found = along(buffer.views(buffer.grad), moves)
-    within(abs(found - slopes).max(), 1e-9 * (abs(slopes).max() + 1))
+    slopes = along(buffer.views(buffer.grad), moves)
+    size = abs(expected[0]).max() + 1
+    bounds = size, size * target.size, abs(expected[2]).max() + 1
+    found = logits, loss.data, slopes
+    for x, y, bound in zip(found, expected, bounds, strict=True):
+        within(abs(x - y).max(), 1e-9 * bound)
 
 
 def test_the_reference_differentiates_as_finite_differences_do():
