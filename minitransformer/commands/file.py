@@ -13,6 +13,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ from minitransformer.text.bilingual import (
     STORES,
     Pair,
     divider,
+    import_toolkit,
     open_store,
     read_rows,
 )
@@ -35,7 +37,8 @@ from minitransformer.text.markup import html_lines
 
 # Where text stands in a file: the second group, behind the first, or in its place.
 CUES = re.compile(r"(?m)(^(?:[^-\n]|-(?!->))*-->.*\n)(.*\S.*(?:\n.*\S.*)*)")
-DIALOGUE = re.compile(r"(?m)(^Dialogue:(?:[^,\n]*,){9})(.+)")
+# A dialogue may be a drawing.
+DIALOGUE = re.compile(r"(?m)(^Dialogue:(?:[^,\n]*,){9})(?!.*\\p[1-9])(.+)")
 STRINGS = re.compile(r'(?<!\\)(?:("(?:[^"\\]|\\.)*"\s*:)|("(?:[^"\\]|\\.)*"))')
 PROPERTIES = re.compile(
     r"(?m)(^[ \t]*(?![#!])(?:[^\s:=\\]|\\.)+(?:[ \t]*[:=][ \t]*|[ \t]+))"
@@ -48,9 +51,8 @@ SPEAKER = "-", "\u2013", "\u2014", "\u266a"
 # The tags of subtitles, and words, which may have tags with spaces.
 TAG = re.compile(r"<[^<>]*>|\{[^{}]*\}")
 WORD = re.compile(rf"(?:{TAG.pattern}|\S)+")
-# What a backslash begins in a property.
-ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|\n\s*|.)")
-NAMED = {"n": "\n", "t": "\t", "r": "", "f": ""}
+# What does not belong to a value that goes on in the next line.
+INDENTED = re.compile(r"(?<=\n)[ \t]+")
 # The parts of an OpenDocument with text, and the most that is unpacked, in bytes.
 PARTS = "content.xml", "styles.xml"
 MAX_UNPACKED = 1 << 26
@@ -114,15 +116,14 @@ def rewritten(data: bytes, name: str, languages: Pair, translate: Translate) -> 
 # Kinds of text
 
 
-def _cues(text: str, translate: Translate) -> str:
-    return CUES.sub(lambda x: x[1] + _subtitle(x[2], "\n", translate), text)
+def _subtitles(
+    pattern: re.Pattern[str], end: str, text: str, translate: Translate
+) -> str:
+    """Translate the cues that a pattern finds, whose lines end in `end`."""
+    return pattern.sub(lambda x: x[1] + _cue(x[2], end, translate), text)
 
 
-def _dialogue(text: str, translate: Translate) -> str:
-    return DIALOGUE.sub(lambda x: x[1] + _subtitle(x[2], r"\N", translate), text)
-
-
-def _subtitle(cue: str, end: str, translate: Translate) -> str:
+def _cue(cue: str, end: str, translate: Translate) -> str:
     """Translate the lines of a subtitle as one, unless they have several speakers.
 
     The translation gets as many lines, of similar length.
@@ -150,59 +151,49 @@ def _json(text: str, translate: Translate) -> str:
 
 def _properties(text: str, translate: Translate) -> str:
     """Translate the values, which then are ASCII."""
+    quote = import_toolkit("misc.quote", ".properties")
 
     def value(escaped: str) -> str:
-        plain = ESCAPE.sub(_character, escaped).encode("utf-16", "surrogatepass")
-        new = translate(plain.decode("utf-16", "replace"))
-        return json.dumps(new)[1:-1].replace(r"\"", '"')
+        plain = quote.propertiesdecode(INDENTED.sub("", escaped))
+        # Two escapes may be one character.
+        plain = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return json.dumps(translate(plain))[1:-1].replace(r"\"", '"')
 
     return PROPERTIES.sub(lambda x: x[1] + value(x[2]), text)
-
-
-def _character(escape: re.Match[str]) -> str:
-    code = escape[1]
-    is_number = len(code) == 5 and code[0] == "u"
-    return chr(int(code[1:], 16)) if is_number else NAMED.get(code, code.strip())
 
 
 def _html(text: str, translate: Translate) -> str:
     return "".join(line.with_text(translate(line.text)) for line in html_lines(text))
 
 
-def _csv(text: str, translate: Translate) -> str:
-    lines = text.split("\n")
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter=divider(lines), lineterminator="\n")
-    writer.writerows(_translated_rows(read_rows(lines, is_csv=True), translate))
-    return out.getvalue().removesuffix("\n")
-
-
-def _tsv(text: str, translate: Translate) -> str:
-    rows = read_rows(text.split("\n"), is_csv=False)
-    return "\n".join(map("\t".join, _translated_rows(rows, translate)))
-
-
-def _translated_rows(rows: list[list[str]], translate: Translate) -> list[list[str]]:
+def _table(is_csv: bool, text: str, translate: Translate) -> str:
     """Translate each column that has a cell of several words.
 
     Other columns have keys or numbers. A first row without such a cell is a heading.
     """
+    lines = text.split("\n")
+    rows = read_rows(lines, is_csv)
     prose = {n for row in rows for n, cell in enumerate(row) if " " in cell.strip()}
     is_heading = not any(" " in cell.strip() for cell in rows[0])
-    return rows[:is_heading] + [
+    rows[is_heading:] = [
         [translate(cell) if n in prose else cell for n, cell in enumerate(row)]
         for row in rows[is_heading:]
     ]
+    if not is_csv:
+        return "\n".join(map("\t".join, rows))
+    out = io.StringIO()
+    csv.writer(out, delimiter=divider(lines), lineterminator="\n").writerows(rows)
+    return out.getvalue().removesuffix("\n")
 
 
 TEXTS: dict[str, Callable[[str, Translate], str]] = {
-    ".srt": _cues,
-    ".vtt": _cues,
-    ".ass": _dialogue,
+    ".srt": partial(_subtitles, CUES, "\n"),
+    ".vtt": partial(_subtitles, CUES, "\n"),
+    ".ass": partial(_subtitles, DIALOGUE, r"\N"),
     ".html": _html,
     ".htm": _html,
-    ".csv": _csv,
-    ".tsv": _tsv,
+    ".csv": partial(_table, True),
+    ".tsv": partial(_table, False),
     ".json": _json,
     ".properties": _properties,
     ".txt": lambda text, translate: translate(text),

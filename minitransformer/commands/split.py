@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from minitransformer.cli import Parser, exit_code, positive
@@ -17,7 +17,6 @@ from minitransformer.system.files import atomic_folder
 from minitransformer.text.bilingual import Pair, read_bilingual
 from minitransformer.text.clean import clean
 from minitransformer.text.lines import open_output
-from minitransformer.text.pairs import TextPair
 
 
 def split_pairs(
@@ -55,15 +54,12 @@ def split_pairs(
                 splits[name].append((source, first_translation[source]))
         used_targets.update(target for _, target in splits[name])
     # Train on the pairs that share no sentence with them.
-    splits["train"] = unseen(pairs, used_sources, used_targets)
+    splits["train"] = [
+        (source, target)
+        for source, target in pairs
+        if source not in used_sources and target not in used_targets
+    ]
     return splits
-
-
-def unseen(
-    pairs: Iterable[Pair], sources: Container[str], targets: Container[str]
-) -> list[Pair]:
-    """Return the pairs of which neither side is one of these sentences."""
-    return [(s, t) for s, t in pairs if s not in sources and t not in targets]
 
 
 def split(args: argparse.Namespace) -> None:
@@ -82,12 +78,6 @@ def split(args: argparse.Namespace) -> None:
     pairs = [(clean(source), clean(target)) for source, target in found]
     counts = {"val": args.val, "test": args.test}
     splits = split_pairs([pair for pair in pairs if all(pair)], counts, args.seed)
-    # Add further training text, without the held-out sentences.
-    if args.also:
-        more = [(clean(s), clean(t)) for s, t in TextPair(*args.also).lines()]
-        pairs += more
-        sources, targets = map(set, zip(*splits["val"], *splits["test"], strict=True))
-        splits["train"] += unseen(filter(all, more), sources, targets)
     # Require as many pairs as were asked for, and some to train on.
     for name, count in {**counts, "train": 1}.items():
         if len(splits[name]) < count:
@@ -138,8 +128,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--val", type=positive, default=2000, help="validation pairs (default 2000)")
     add("--test", type=positive, default=2000, help="test pairs (default 2000)")
     add("--seed", type=int, default=1, help="seed of the draw (default 1)")
-    also = "further training text; pairs with a held-out sentence are left out"
-    add("--also", type=Path, nargs=2, metavar=("SOURCE", "TARGET"), help=also)
     args = parser.parse_args(arguments)
 
     return exit_code(parser.prog, lambda: split(args))

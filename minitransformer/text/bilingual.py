@@ -88,7 +88,7 @@ def open_store(data: bytes, name: Path, languages: Pair) -> Any:
 
     Raises: ValueError if it is none, RuntimeError if the toolkit is not installed.
     """
-    factory = import_toolkit("factory", name.suffix)
+    factory = import_toolkit("storage.factory", name.suffix)
     try:
         store = factory.getclass(name.name).parsestring(data)
     except Exception as error:  # each format has its own
@@ -120,7 +120,7 @@ def import_toolkit(module: str, what: str) -> Any:
         package = importlib.import_module("translate")
         package.__path__ = [str(found.locate_file("translate"))]
     need = f"{what} needs the Translate Toolkit, and Python 3.11"
-    return import_extra(f"translate.storage.{module}", "files", need)
+    return import_extra(f"translate.{module}", "files", need)
 
 
 def _code(language: str | None) -> str:
@@ -193,11 +193,11 @@ def read_rows(lines: Iterable[str], is_csv: bool) -> list[list[str]]:
 
 
 def divider(lines: Sequence[str]) -> str:
-    """Return what divides the cells of a .csv: most rows have as many as the first."""
+    """Return what divides the cells of a .csv, most rows of which have as many."""
 
     def regular_rows(delimiter: str) -> int:
-        sample = (f"{line}\n" for line in lines[:SAMPLE])
-        widths = [len(row) for row in csv.reader(sample, delimiter=delimiter)]
-        return widths.count(widths[0]) if max(widths[:1], default=0) > 1 else 0
+        rows = csv.reader(lines[:SAMPLE], delimiter=delimiter)
+        widths = [len(row) for row in rows if len(row) > 1]
+        return max(map(widths.count, widths), default=0)
 
     return max("\t;,", key=regular_rows)

@@ -86,30 +86,3 @@ def test_blank_sides_are_left_out_and_equal_text_is_one(tmp_path, capsys, line, 
     found = find_text(TextConfig(data=str(tmp_path / "data"), source="de", target="en"))
     pairs = [p for split in found.values() for p in {*split.lines()}]
     assert sorted(pairs) == [(f"S\xfc\xdf {i}", f"Sweet {i}") for i in range(9)]
-
-
-def test_more_training_text_has_no_sentence_that_is_held_out(tmp_path, capsys):
-    listed, more = tmp_path / "pairs.tsv", [tmp_path / "more.a", tmp_path / "more.b"]
-    listed.write_text("".join(f"s{i}\tt{i}\n" for i in range(9)))
-    command = [str(listed), str(tmp_path / "data"), "--source", "a", "--target", "b"]
-    command += ["--val", "2", "--test", "1", "--also", *map(str, more)]
-    sides = [[*(f"s{i}" for i in range(9)), *["new"] * 9, "x"]]  # s0 new, ..., new t0
-    sides += [[*["neu"] * 9, *(f"t{i}" for i in range(9)), "y"]]
-    for path, lines in zip(more, sides, strict=True):
-        path.write_text("".join(line + "\n" for line in lines))
-    assert main(command) == 0
-    text = TextConfig(data=str(tmp_path / "data"), source="a", target="b")
-    splits = {name: list(pair.lines()) for name, pair in find_text(text).items()}
-    left = [i for i in range(9) if (f"s{i}", f"t{i}") in splits["train"]]
-    assert len(left) == 6
-    assert splits["train"] == [
-        *((f"s{i}", f"t{i}") for i in left),
-        *((f"s{i}", "neu") for i in left),
-        *(("new", f"t{i}") for i in left),
-        ("x", "y"),
-    ]
-    assert "19 train; left out: 6 of 28 pairs" in capsys.readouterr().out
-    more[1].write_text("one line\n")
-    command[1] = str(tmp_path / "other")
-    assert main(command) == 1
-    assert "expected as many lines in" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_catalogues_and_memories_are_read_as_the_toolkit_writes_them(
         ("po", "po", "pofile"),
         ("xlf", "xliff", "Xliff1File"),
     ):
-        store = getattr(import_toolkit(module, "tests"), cls)()
+        store = getattr(import_toolkit(f"storage.{module}", "tests"), cls)()
         store.setsourcelanguage(codes[0])
         store.settargetlanguage(codes[1])
         for source, target in [*pairs, ("e open", None)]:
