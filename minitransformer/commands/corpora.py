@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import html
 import http.client
+import shutil
 import sys
 import tarfile
 import urllib.error
@@ -29,7 +30,6 @@ from minitransformer.settings import VERSION
 from minitransformer.system.files import atomic_write
 
 TIMEOUT = 60.0  # seconds without an answer
-BLOCK = 1 << 16
 NETWORK_ERRORS = (
     urllib.error.URLError,
     http.client.HTTPException,
@@ -120,41 +120,32 @@ def fetch(url: str, path: Path, sha256: str | None = None) -> None:
         return
     headers = {"User-Agent": f"minitransformer/{VERSION}"}
     request = urllib.request.Request(url, headers=headers)
-    digest = hashlib.sha256()
     try:
         # Download it; the file appears only if the verification below succeeds.
         with (
             urllib.request.urlopen(request, timeout=TIMEOUT) as response,
             atomic_write(path) as file,
-            tqdm(
+            tqdm.wrapattr(
+                file,
+                "write",
                 desc=path.name,
                 total=response.length,
-                unit="B",
-                unit_scale=True,
                 disable=not sys.stderr.isatty(),
-            ) as bar,
+            ) as counted,
         ):
-            while block := response.read(BLOCK):
-                file.write(block)
-                digest.update(block)
-                bar.update(len(block))
+            shutil.copyfileobj(response, counted)
             if response.length:  # bytes that were announced and are still missing
                 raise http.client.IncompleteRead(b"", response.length)
-            if sha256 not in (None, digest.hexdigest()):
-                raise CorpusError(
-                    f"{url}: expected sha256 {sha256}, got {digest.hexdigest()}"
-                )
+            file.flush()
+            if sha256 not in (None, got := _sha256(Path(file.name))):
+                raise CorpusError(f"{url}: expected sha256 {sha256}, got {got}")
     except NETWORK_ERRORS as error:
         advice = f"try again, or put the file at {path} (wget -c)"
         raise CorpusError(f"{url}: {error}; {advice}") from error
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def assemble(parts: Sequence[Part], folder: Path, split: str, downloads: Path) -> None:
