@@ -91,14 +91,6 @@ def test_a_positive_argument_has_at_most_nine_digits():
             cli.positive(text)
 
 
-def test_a_run_config_may_have_the_name_of_a_start():
-    stored = json.loads(run_config().to_json())
-    assert RunConfig.from_json(json.dumps(stored)).start is None
-    started = RunConfig.from_json(json.dumps({**stored, "start": "a"}))
-    assert started.start == "a"
-    assert RunConfig.from_json(started.to_json()) == started
-
-
 def run_config():
     configs = [options.make_config(cls, PRESETS["tiny"], {}) for cls in ALL]
     return RunConfig("tiny", *configs, {"train": ("a", "b")})
@@ -129,11 +121,7 @@ def test_an_older_run_named_the_file_of_its_vocabulary_among_other_settings(file
 def test_settings_of_another_version_are_left_out():
     stored = json.loads(run_config().to_json())
     stored["training"] |= {"on_save_error": "continue"}
-    assert RunConfig.from_json(json.dumps(stored)) == run_config()
-
-
-def test_a_run_that_mixed_corpora_is_read():
-    stored = {**json.loads(run_config().to_json()), "weights": [], "tags": ["<x>"]}
+    stored |= {"weights": [], "tags": ["<x>"]}
     assert RunConfig.from_json(json.dumps(stored)) == run_config()
 
 

@@ -152,17 +152,6 @@ def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
     assert run.preferred_checkpoint() == run.best
 
 
-def test_without_validation_the_number_decides(ended):
-    ended.save(ended.run.best, ended.saved[0], 0.0)
-    lowest, parameters, lines = ended.end(average=2, number=True)
-    assert math.isnan(lowest)
-    np.testing.assert_array_equal(parameters, mean_of_last(ended, 2).astype(np.float32))
-    assert lines == ["averaged    the last 2 checkpoints"]
-    _, parameters, lines = ended.end(average=1, number=True)
-    np.testing.assert_array_equal(parameters, ended.saved[-1])
-    assert lines == ["averaged    the last 1 checkpoint"]
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_has_no_finite_loss_is_not_averaged(ended):
     for path in ended.run.checkpoints():

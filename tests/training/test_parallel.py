@@ -60,7 +60,7 @@ def test_the_same_number_of_processes_repeats_bit_for_bit(monkeypatch):
 
 @forks
 def test_several_processes_keep_one_copy_of_the_parameters():
-    """In memory that they share, as numbers of the same type: the old ones are freed."""
+    """Shared, and of the same type: the vector that they were in is freed."""
     model = small_model(dtype="float32")
     parameters = ParameterBuffer(model)
     old = weakref.ref(parameters.data)
