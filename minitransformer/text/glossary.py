@@ -21,12 +21,20 @@ def read_glossary(path: Path) -> dict[str, str]:
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
-        term, _, output = map(str.strip, line.partition("\t"))
-        if not (term and output) or "\t" in output or term in glossary:
+        term, _, output = line.partition("\t")
+        if not is_pair(term, output) or "\t" in output.strip() or term in glossary:
             expected = "expected a new term, a tab and its translation"
             raise UsageError(f"{path}, line {number}: {expected}, got {line!r:.60}")
         glossary[term] = output
     return glossary
+
+
+def is_pair(*pair: object) -> bool:
+    """Whether a term and its translation are both some text of one line."""
+    return all(
+        isinstance(x, str) and clean(x).strip() and len(x.splitlines()) == 1
+        for x in pair
+    )
 
 
 class Glossary:
@@ -41,20 +49,14 @@ class Glossary:
             raise UsageError(f"glossary: expected a dictionary, got {terms!r:.40}")
         self._outputs = dict[str, str]()
         for term, output in terms.items():
-            for text in (term, output):
-                if not (
-                    isinstance(text, str)
-                    and clean(text).strip()
-                    and len(text.splitlines()) == 1
-                ):
-                    raise UsageError(
-                        "glossary: expected a term and its translation, got "
-                        f"{term!r:.40} and {output!r:.40}"
-                    )
+            if not is_pair(term, output):
+                raise UsageError(
+                    "glossary: expected a term and its translation, got "
+                    f"{term!r:.40} and {output!r:.40}"
+                )
             term = _folded(term)
-            output = clean(output).strip()
             for form in (term.upper(), term[0].upper() + term[1:], term):
-                self._outputs[form] = output
+                self._outputs[form] = clean(output).strip()
         longest = sorted(map(re.escape, self._outputs), key=len, reverse=True)
         any_term = "|".join(longest).replace(r"\ ", " +")
         self._pattern = re.compile(rf"(?<![\w-])(?:{any_term})(?![\w-])")
@@ -63,7 +65,7 @@ class Glossary:
         """Yield the terms of a cleaned line, the longest at each place."""
         for match in self._pattern.finditer(line.replace("\u2019", "'")):
             output = self._outputs[_folded(match[0])]
-            yield Slot(match.start(), match.end(), output, "term")
+            yield Slot(*match.span(), output, "term")
 
 
 def _folded(term: str) -> str:

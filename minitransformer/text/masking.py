@@ -51,11 +51,14 @@ CLOSERS = ".,:;!?…)]}\"'»”"
 # Quotes and apostrophes, and ASCII's.
 USUAL = dict(zip("\u2018\u2019“”«»", "''" + '"' * 4, strict=True))
 
+# What stands before a word only with a space between.
+BEFORE_WORD = re.compile(rf"[^\W_]|[{re.escape(CLOSERS)}]")
+
 # Tags, code between backticks, and braces within braces may have white space inside.
 BRACED = r"\{[^{}]*\}"
 for _ in range(3):
     BRACED = rf"\{{(?:[^{{}}]|{BRACED})*\}}"
-TAG = r"<[aA/!?%][^<>]*>"
+TAG = r"<[a-zA-Z/!?%][^<>]*>"
 SPACED = re.compile(rf"{TAG}|(?<!`)(`+)[^`]+\1(?!`)|\$\([^()]*\)|{BRACED}")
 # 3rd, the 1990s: digits that are read as a word is.
 ORDINAL = re.compile(r"(?<![\w.,])\d{1,4}(?:st|nd|rd|th|s|er)(?!\w)")
@@ -122,23 +125,15 @@ class Slot(NamedTuple):
 
     A "word" has a place in the sentence; the sentence is whole without a "loose" slot.
     A "number" is read, and becomes a word if the model changes it. A "term" of a
-    glossary is read, and replaced by its translation. The slot `touches` a character
-    before it, and a letter behind it. The model reads `read` in its place, and `name`
-    stands for it in the translation.
+    glossary is read, and replaced by its translation. The model reads the `name` of a
+    word, if it has one.
     """
 
     start: int
     end: int
     output: str
     kind: str
-    touches: tuple[bool, bool] = (False, False)
-    read: str = ""
     name: str = ""
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the model reads its name, once `named` has given it one."""
-        return self.read.strip() == self.name
 
 
 class Shapes(dict[int, str]):
@@ -185,18 +180,17 @@ class Shapes(dict[int, str]):
         self[code] = shape
         return shape
 
-    def of(self, line: str) -> str:
-        """Return the shape of a line, in which brackets and code have no spaces."""
-        shape = line.translate(self)
+    def of(self, line: str, terms: Iterable[Slot]) -> str:
+        """Return the shape of a line. Terms look like words, whatever is in them."""
+        shape = unbroken(line).translate(self)
         # Marks and joiners belong to the letter or sign before them.
         shape = re.sub(r"s[sm]+", lambda x: "s" * len(x[0]), shape).replace("m", "a")
-        characters = list(shape)
         chunks = re.finditer(r"\S+", line) if self._symbols else ()
-        as_words = (x for x in chunks if x[0] in self._symbols)
-        for read in (*ORDINAL.finditer(line), *as_words):
-            characters[slice(*read.span())] = "a" * len(read[0])
-        for code in SPACED.finditer(shape):
-            characters[slice(*code.span())] = code[0].replace(" ", "x")
+        as_words = (x.span() for x in chunks if x[0] in self._symbols)
+        ordinals = (x.span() for x in ORDINAL.finditer(line))
+        characters = [*shape]
+        for start, end in (*as_words, *ordinals, *(x[:2] for x in terms)):
+            characters[start:end] = re.sub(r"\S", "a", line[start:end])
         return "".join(characters)
 
 
@@ -231,19 +225,19 @@ class Mask:
         "**Ask** me@a.de at 9" has a loose slot on both sides of "Ask", a word and a
         number.
         """
-        shape = self._shapes.of(line)
-        terms = list(self._find_terms(line)) if self._find_terms else []
+        terms = [*self._find_terms(line)] if self._find_terms else []
+        shape = self._shapes.of(line, terms)
         if not terms and PLAIN.fullmatch(shape):
             return []
-        slots = _merged(_parts(shape, line), line)
-        if terms:
-            slots = _with_terms(slots, terms)
-        slots = list(_placed(slots, line))
+        slots = _parts(shape, line)
         # Without a word, or with single letters beside slots, nothing is to translate.
-        read = hide(shape, (x for x in slots if x.kind in ("word", "loose")))
+        read = hide(shape, [x for x in slots if x.kind != "number"])
         if line.strip() and not (TWO_LETTERS if slots else LETTER).search(read):
             return [Slot(0, len(line), line, "loose")]
-        return slots
+        # No term is part of a slot.
+        within = {i for x in slots for i in range(x.start, x.end)}
+        terms = [x for x in terms if within.isdisjoint(range(x.start, x.end))]
+        return sorted([*slots, *terms])
 
     def as_read(self, text: str) -> str:
         """Return text with usual marks, such as ", in place of rare ones, such as »."""
@@ -279,104 +273,69 @@ def symbols_for(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def named(line: str, slots: Iterable[Slot], symbols: Sequence[str]) -> list[Slot]:
-    """Give slots their names: symbols for words, as far as there are any.
-
-    Without a symbol, the model reads nothing in place of a word.
-    """
-    free = [x for x in symbols if x not in line]
-    result = list[Slot]()
-    end = 0
-    for number, slot in enumerate(slots, start=100):
-        start = slot.start
-        name = f"⟦{number}⟧"
-        read = slot.read
-        before = line[max(start - 1, end) : start]
-        if slot.kind == "word" and free:
-            name = free.pop(0)
-            # Letters that touch the slot do not touch its symbol.
-            read = " " * before.isalnum() + name + " " * slot.touches[1]
-        elif slot.kind == "word":
-            start -= before == " " and not slot.touches[1]  # one space is enough
-        end = slot.end
-        result.append(slot._replace(start=start, name=name, read=read))
-    return result
+    """Give words symbols as names, as far as there are any that the line lacks."""
+    free = iter([x for x in symbols if x not in line])
+    return [
+        x._replace(name=next(free, "")) if x.kind == "word" else x
+        for x in slots
+        if x.kind != "number"
+    ]
 
 
 def hide(line: str, slots: Iterable[Slot]) -> str:
     """Return a line as the model reads it."""
-    read = ""
+    return "".join(itertools.chain.from_iterable(read_parts(line, slots)))
+
+
+def read_parts(line: str, slots: Iterable[Slot]) -> Iterator[tuple[str, str]]:
+    """Yield what the model reads before each slot and in its place, and then the rest.
+
+    It reads terms, numbers and the names of words; nothing of other slots.
+    """
     end = 0
     for slot in slots:
-        read += line[end : slot.start] + slot.read
+        text = line[end : slot.start]
+        read = line[slot.start : slot.end]
         end = slot.end
-    return read + line[end:]
+        before = line[max(slot.start - 1, 0) : slot.start]
+        before_letter = line[end : end + 1].isalnum()
+        if slot.name:  # letters that touch the slot do not touch its name
+            read = " " * before.isalnum() + slot.name + " " * before_letter
+        elif slot.kind in ("word", "loose"):
+            read = " " * bool(before_letter and BEFORE_WORD.match(before))
+            text = text if before_letter else text.rstrip()  # one space is enough
+        yield text, read
+    yield line[end:], ""
 
 
-def hide_in_prefix(prefix: str, slots: Iterable[Slot]) -> str:
-    """Return a translation's prefix as the model reads it."""
-    for slot in slots:
-        if slot.kind != "term":
-            prefix = prefix.replace(slot.output, slot.read, 1)
-    return prefix
+def unbroken(line: str) -> str:
+    """Return a line with low lines for white space within tags, code and brackets."""
+    return SPACED.sub(lambda x: re.sub(r"\s", "_", x[0]), line)
 
 
-def _parts(shape: str, line: str) -> Iterator[Slot]:
-    """Yield the parts of a line that are no prose, and its numbers."""
-    for part in PARTS_OF_LINE.finditer(shape):
-        if name := part.lastgroup:
-            start, end = part.span(name)
-            kind = name.rstrip("12345")
-            if "." in part[0] and PARTS.search(line[max(start - 12, 0) : start]):
-                kind = kind.replace("number", "word")
-            yield Slot(start, end, "", kind)
+def _parts(shape: str, line: str) -> list[Slot]:
+    """Return the parts of a line that are no prose, and its numbers.
 
-
-def _merged(parts: Iterable[Slot], line: str) -> list[Slot]:
-    """Join slots with only white space between them, and numbers with such beside."""
+    Those with only white space between them are one, as are numbers with such beside.
+    """
     slots = list[Slot]()
-    for slot in parts:
-        while slots and not line[slots[-1].end : slot.start].strip():
-            kinds = {slots[-1].kind, slot.kind}
+    for part in PARTS_OF_LINE.finditer(shape):
+        if not part.lastgroup:
+            continue
+        start, end = part.span(part.lastgroup)
+        kind = part.lastgroup.rstrip("12345")
+        if "." in part[0] and PARTS.search(line[max(start - 12, 0) : start]):
+            kind = kind.replace("number", "word")
+        # Join it with the slots before it.
+        while slots and not line[slots[-1].end : start].strip():
+            last = slots[-1]
+            kinds = {last.kind, kind}
             if "number" in kinds:
-                other = slots[-1] if slot.kind == "number" else slot
-                sign = line[max(other.start, other.end - 9) : other.end]
-                touches = slots[-1].end == slot.start
-                if len(kinds) == 1 or not (touches or BESIDE_NUMBER.search(sign)):
+                other = line[start:end] if last.kind == "number" else last.output
+                touches = last.end == start
+                if len(kinds) == 1 or not (touches or BESIDE_NUMBER.search(other[-9:])):
                     break
             kind = "loose" if kinds == {"loose"} else "word"
-            slot = Slot(slots.pop().start, slot.end, "", kind)
-        slots.append(slot)
+            start = slots.pop().start
+        slots.append(Slot(start, end, line[start:end], kind))
     return slots
-
-
-def _with_terms(slots: list[Slot], terms: list[Slot]) -> list[Slot]:
-    """Put terms among slots: a term within a part of a slot does not count."""
-    slot_at = {i: slot for slot in slots for i in range(slot.start, slot.end)}
-    result = {*slots}
-    for term in terms:
-        # Slots that share a character with the term must be all within it.
-        shared = {slot_at.get(i, term) for i in range(term.start, term.end)}
-        if all(term.start <= x.start and x.end <= term.end for x in shared):
-            result -= shared
-            result.add(term)
-    return sorted(result)
-
-
-def _placed(slots: Iterable[Slot], line: str) -> Iterator[Slot]:
-    """Add what slots touch, and what the model reads in their places."""
-    end = 0
-    for slot in slots:
-        start = slot.start
-        before = line[max(start - 1, 0) : start]
-        touches = before.strip() != "", line[slot.end : slot.end + 1].isalnum()
-        output = slot.output or line[start : slot.end]
-        read = ""
-        if slot.kind == "loose":
-            if not touches[1]:  # one space is enough
-                start = end + len(line[end:start].rstrip())
-            elif before.isalnum() or before in CLOSERS:
-                read = " " * bool(before)
-        elif slot.kind != "word":
-            read = line[start : slot.end]
-        yield slot._replace(start=start, output=output, touches=touches, read=read)
-        end = slot.end

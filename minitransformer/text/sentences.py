@@ -7,10 +7,13 @@ stops of Chinese and Japanese need no white space.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from minitransformer.text.masking import unbroken
 
 # Stops with the quotes and brackets that close after them.
 WIDE_CLOSERS = r"[」』）》〉】〕”’\"')]"
@@ -80,15 +83,36 @@ def split_sentences(line: str) -> list[Sentence]:
     start = len(space)
     end = start + len(text)
     is_lower = text.islower()
+    whole = unbroken(line)  # a tag or code is not divided
     sentences = list[Sentence]()
-    for stop in STOP.finditer(line, start, end):
-        following = NEXT.match(line, stop.end(), end)
-        before = line[max(start, stop.start() - CONTEXT) : stop.start()]
+    for stop in STOP.finditer(whole, start, end):
+        following = NEXT.match(whole, stop.end(), end)
+        before = whole[max(start, stop.start() - CONTEXT) : stop.start()]
         if following and _ends(before, stop["stop"], following["word"], is_lower):
             sentences.append(Sentence(space, line[start : stop.end()]))
             space = following["space"]
             start = following.end("space")
     return [*sentences, Sentence(space, line[start:end])]
+
+
+def divide(line: str, most: float, fits: Callable[[str], bool]) -> list[Sentence]:
+    """Divide a line into its sentences if there are more than `most`, else into cells.
+
+    Sentences in capitals are read by themselves. If a line does not fit, a sentence is
+    halved until its parts do. A tab divides cells.
+    """
+    line = line.rstrip()
+    ends = [x.start() for x in re.finditer(r"(?<=\S)\s*\t", unbroken(line))]
+    spans = zip([0, *ends], [*ends, len(line)], strict=True)
+    cells = [line[start:end] for start, end in spans]
+    sentences = [x for cell in cells for x in split_sentences(cell)]
+    if not fits(line):
+        return [part for x in sentences for part in halved(x, fits)]
+    # Capitals are read as small letters: they are not mixed with other text.
+    mixed = len({x.text.isupper() for x in sentences}) == 2
+    if (math.inf if mixed else len(sentences)) <= most:
+        return [as_one_sentence(cell) for cell in cells]
+    return sentences
 
 
 def as_one_sentence(line: str) -> Sentence:
@@ -121,7 +145,7 @@ def halved(sentence: Sentence, fits: Callable[[str], bool]) -> list[Sentence]:
     for pattern, reach in kinds:
         begin = middle - min(reach, REACH)
         stop = len(text) - begin
-        matches = regex.finditer(pattern, text, pos=begin, endpos=stop)
+        matches = regex.finditer(pattern, unbroken(text), pos=begin, endpos=stop)
         inside = [x.span() for x in matches if begin < x.start() and x.end() < stop]
         if inside:
             left_end, right_start = min(inside, key=lambda span: abs(span[0] - middle))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -31,35 +31,31 @@ from minitransformer.translation.batch_translation import map_batches
 from minitransformer.translation.beam_search import Links
 from minitransformer.translation.incremental_decoding import Ensemble
 
-# A text and its word pieces.
-Encoded: TypeAlias = tuple[str, Sequence[int]]
-
 
 def align_words(
     model: Transformer | Ensemble,
     tokenizer: Tokenizer,
-    pairs: Sequence[tuple[Encoded, Encoded]],
+    sources: Sequence[str],
+    targets: Sequence[str],
     *,
-    tag_length: int = 0,
+    tag: Sequence[int] = (),
     max_tokens: int = 4096,
     num_threads: int = 1,
 ) -> list[Links]:
-    """Align the words of texts and translations.
-
-    The first `tag_length` ids of each text are those of a tag, which is not in it.
-    """
+    """Align the words of texts and translations. The model reads a tag before each."""
     # From the attention between pieces, take how much each word is made from each.
-    sources, targets = ([pair[side][1] for pair in pairs] for side in (0, 1))
-    of_pieces = piece_weights(model, sources, targets, max_tokens, num_threads)
+    source_ids = [[*tag, *ids] for ids in tokenizer.encode(sources)]
+    target_ids = tokenizer.encode(targets)
+    of_pieces = piece_weights(model, source_ids, target_ids, max_tokens, num_threads)
     alignments: list[Links] = []
-    for (source, target), weights in zip(pairs, of_pieces, strict=True):
-        source_words = words_of_pieces(tokenizer, *source, tag_length)
-        target_words = words_of_pieces(tokenizer, *target)
+    for n, weights in enumerate(of_pieces):
+        source_words = words_of_pieces(tokenizer, sources[n], source_ids[n], len(tag))
+        target_words = words_of_pieces(tokenizer, targets[n], target_ids[n])
         of_words = word_weights(weights, source_words, target_words)
         # Link each target word to the source word with the largest weight.
         linked = np.flatnonzero(of_words.any(axis=1)).tolist()
         links = sorted((int(of_words[j].argmax()), j) for j in linked)
-        has_words = source[0].strip() and target[0].strip()
+        has_words = sources[n].strip() and targets[n].strip()
         alignments.append(tuple(links) if has_words else ())
     return alignments
 

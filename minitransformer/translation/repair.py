@@ -1,19 +1,19 @@
 """Repairs of translations without the model, and what is missing after them.
 
 A model changes a digit of a number at times: "It costs 1,350 euros." becomes "Es kostet
-1.530 Euro." `with_numbers` puts the digits of the source into the number, which keeps
+1.530 Euro." `repair_numbers` puts the digits of the source into the number, which keeps
 its marks.
 
 A model also respells names of people and places that it has seldom seen: "Kathmandu"
 becomes "Kathovannu". It is unsure of such a word, and sure of names that its languages
-write in different ways. `near_misses` finds them, `copy_names` puts the names in.
+write in different ways. `respelled_names` finds them, `copy_names` puts the names in.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 
 from minitransformer.text.tokenizer import Tokenizer
 
@@ -27,49 +27,21 @@ AFTER_NOON = re.compile(r"(\d\d?)(?:[.:](\d\d))? ?p\.? ?m\b", re.I)
 # at least so many pieces, with its capital and without.
 LEAST_PIECES = 3
 
-# A word is a name respelled if their `SequenceMatcher.ratio` is at least SIMILAR, and
-# the mean log-probability of the word's pieces is below UNSURE_LOG_PROB.
+# A word is a name respelled if their ratio (`difflib.SequenceMatcher`) is at least
+# SIMILAR, and the mean log-probability of the word's pieces is below UNSURE_LOG_PROB.
 SIMILAR = 0.6
 UNSURE_LOG_PROB = -0.3
 LETTERS = re.compile(r"[^\W\d_]{3,}")
 
 
-def missing_numbers(source: str, translation: str) -> list[str]:
-    """Return the numbers of the source that the translation has less often.
-
-    8.760 may stand for 8,760, and 15 for 3 p.m. Numbers up to twelve may be spelled, if
-    no other number stands in the translation.
-    """
-    missing, spelled, others = _compared(source, translation)
-    return missing + spelled if others else missing
-
-
-def with_numbers(source: str, translation: str) -> str:
-    """Put digits of the source into numbers that the source lacks.
+def repair_numbers(source: str, translation: str) -> tuple[str, list[str]]:
+    """Put digits of the source into numbers that it lacks; return what is missing, too.
 
     Of "We need 947 chairs." and "Wir brauchen 974 Stühle." it makes "Wir brauchen 947
-    Stühle."
+    Stühle.", where nothing is missing. 8.760 may stand for 8,760, and 15 for 3 p.m.
+    Numbers up to twelve may be spelled, if no other number stands in the translation.
     """
-    missing, spelled, others = _compared(source, translation)
-    missing = missing or spelled
-    if len(missing) != len(others):
-        return translation
-    # A number that is one digit longer or shorter is written as in the source.
-    right = dict[str, str]()
-    for number, written in zip(missing, others, strict=True):
-        more = len(_digits(written)) - len(_digits(number))
-        if not more:
-            right[written] = _with_digits(written, _digits(number))
-        elif abs(more) == 1:
-            right[written] = number
-    return NUMBER.sub(lambda x: right.pop(x[0], x[0]), translation)
-
-
-def _compared(source: str, translation: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the source's numbers that a translation lacks, and its other numbers.
-
-    Of those that it lacks, the second list has those that may be spelled.
-    """
+    # The numbers of each side that the other one lacks.
     others = NUMBER.findall(translation)
     digits = [*map(_digits, others)]
     missing = list[str]()
@@ -84,43 +56,51 @@ def _compared(source: str, translation: str) -> tuple[list[str], list[str], list
         else:
             may_be_spelled = SPELLED.match(source, match.start())
             (spelled if may_be_spelled else missing).append(match[0])
-    return missing, spelled, others
+    # A number that is one digit longer or shorter is written as in the source.
+    repaired = dict[str, str]()
+    lacking = missing or spelled
+    pairs = [*zip(lacking, others, strict=False)] if len(lacking) == len(others) else []
+    for number, written in pairs:
+        more = len(_digits(written)) - len(_digits(number))
+        if abs(more) < 2 and written not in repaired:
+            repaired[written] = number if more else _with_digits(written, number)
+            lacking.remove(number)
+            others.remove(written)
+    text = NUMBER.sub(lambda x: repaired.pop(x[0], x[0]), translation)
+    return text, missing + (spelled if others else [])
 
 
-def _with_digits(number: str, digits: str) -> str:
-    """Return a number with other digits and its own marks."""
-    rest = iter(digits)
-    return "".join(next(rest) if x.isdigit() else x for x in number)
+def _with_digits(number: str, other: str) -> str:
+    """Return a number with the digits of another one and its own marks."""
+    digits = iter(_digits(other))
+    return re.sub(r"\d", lambda _: next(digits), number)
 
 
 def _digits(number: str) -> str:
     return re.sub(r"\D", "", number)
 
 
-def rare_names(tokenizer: Tokenizer, texts: Iterable[str]) -> set[str]:
-    """Return words of texts that may be names: rare ones with a capital."""
-    words = list({word for text in texts for word in _capitalised(text)})
-    pieces, small = (
-        map(len, tokenizer.encode(forms))
-        for forms in (words, [word.lower() for word in words])
-    )
-    each = zip(words, map(min, pieces, small), strict=True)
-    return {word for word, count in each if count >= LEAST_PIECES}
-
-
-def near_misses(names: set[str], source: str, translation: str) -> dict[str, str]:
-    """Return words of a translation and, for each, a name that it may stand for.
+def respelled_names(
+    tokenizer: Tokenizer, source: str, translation: str
+) -> dict[str, str]:
+    """Return words of a translation and, for each, a rare name that it may stand for.
 
     The source has the name, and the translation lacks it. The word is the most similar
     one of the translation.
     """
-    lacking = [x for x in _capitalised(source) if x in names and x not in translation]
-    words = [word for word in _capitalised(translation) if word not in source]
+    # Names that a side alone has.
+    words = [x for x in _capitalised(translation) if x not in source]
+    names = [x for x in _capitalised(source) if x not in translation]
+    if not words or not names:
+        return {}
+    # Rare ones, and the words that are like them.
+    cuts = tokenizer.encode([*names, *map(str.lower, names)])
+    pieces = [*map(len, cuts)]
     respelled = dict[str, str]()
-    for name in lacking if words else ():
-        similarity, word = max((_similarity(name, word), word) for word in words)
-        if similarity >= SIMILAR:
-            respelled.setdefault(word, name)
+    for name, *counts in zip(names, pieces, pieces[len(names) :], strict=False):
+        if min(counts) >= LEAST_PIECES:
+            for word in get_close_matches(name, words, n=1, cutoff=SIMILAR):
+                respelled.setdefault(word, name)
     return respelled
 
 
@@ -129,7 +109,7 @@ def copy_names(
 ) -> str:
     """Put names in place of words of which the model is unsure.
 
-    `names` come from `near_misses`; `words` has the log-probability of each word.
+    `names` come from `respelled_names`; `words` has the log-probability of each word.
     """
     unsure = {
         word: names[word]
@@ -142,7 +122,3 @@ def copy_names(
 
 def _capitalised(text: str) -> list[str]:
     return [x for x in LETTERS.findall(text) if x[0].isupper() and not x.isupper()]
-
-
-def _similarity(a: str, b: str) -> float:
-    return SequenceMatcher(None, a.lower(), b.lower()).ratio()

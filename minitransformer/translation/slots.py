@@ -5,144 +5,135 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from minitransformer.text.masking import CLOSERS, Slot, hide
+from minitransformer.text.masking import CLOSERS, Slot, hide, read_parts
+from minitransformer.translation.beam_search import Links
 
 NAME = re.compile(r"⟦\d+⟧")
-MARKS = CLOSERS + "([{«„“"
+# A word up to its first letter.
+BEGINNING = re.compile(r"(?<!\S)[^\w\s]*\S")
+OPENERS = "([{«„“\"'"
 
 
-def place(
-    line: str,
-    slots: Sequence[Slot],
-    translation: str,
-    links: Sequence[tuple[int, int]],
-    *,
-    heeds_names: bool,
-) -> str:
-    """Put the names of slots into a translation that lacks them.
+class Place(NamedTuple):
+    """The characters of a translation, perhaps none, in whose place a slot stands."""
 
-    A copy follows the word that was made from the word before it. If it touches only
-    the next word, it stands before the word that was made from that one. A term
-    replaces the words that were made from it. `links` are pairs of a word that the
-    model read and a word of the translation. Names that the model did not read are no
-    slots, nor are any unless `heeds_names`.
+    start: int
+    end: int
+    slot: Slot
+
+
+def put_slots(
+    line: str, slots: Sequence[Slot], translation: str, links: Links
+) -> str | None:
+    """Put slots into a translation; a term that has no place in it is left out.
+
+    `links` are pairs of a word that the model read and a word of the translation. None
+    if the names of slots do not stand in the translation once, in their order.
     """
-    read = {slot.name for slot in slots if slot.is_named and heeds_names}
-    if len(read) == len(slots) and heeds_names:
-        return translation
-    words = [
-        NAME.sub(lambda name: name[0] if name[0] in read else "", word)
-        for word in translation.split() or [""]
-    ]
-    source = hide(line, slots)
-    last = -1  # the word of the translation that has the slot before
-    shift = 0  # from a place in the line to that in the source that the model read
-    for slot in slots:
-        before = source[: slot.start + shift]
-        after = source[slot.start + shift :]
-        shift += len(slot.read) - (slot.end - slot.start)
-        if slot.name in read:
-            last = next((n for n, x in enumerate(words) if slot.name in x), last)
-        elif slot.kind == "term":
-            _place_term(slot, before, words, links)
+    names = [x.name for x in slots if x.name]
+    if NAME.findall(translation) != names:
+        return None
+    # Find the places: first of copies, in their order.
+    aligned = Aligned(hide(line, slots), translation, links)
+    spans = [x.span() for x in NAME.finditer(translation)] + [(len(translation), 0)]
+    places = list[Place]()
+    terms = list[Place]()
+    last = place = 0
+    for slot, (text, read) in zip(slots, read_parts(line, slots), strict=False):
+        place += len(text)
+        if slot.kind == "term":
+            span = aligned.words(place, len(read.split()))
+            terms.append(Place(*span, slot))
+        elif slot.name:
+            start, last = spans.pop(0)
+            places.append(Place(start, last, slot))
         else:
-            last = _place_copy(
-                slot, words, links, before=before, after=after, last=last
-            )
-    return " ".join(filter(None, words))
+            touches = line[max(slot.start - 1, 0) : slot.start].strip()
+            opens = not touches and line[slot.end : slot.end + 1].isalnum()
+            last = min(max(aligned.gap(place, opens), last), spans[0][0])
+            places.append(Place(last, last, slot))
+        place += len(read)
+    # A term replaces words in which nothing else stands.
+    for term in terms:
+        if term.end and all(x.end <= term.start or term.end <= x.start for x in places):
+            places.append(term)
+    return _written(line, translation, sorted(places, key=lambda x: x[:2]))
 
 
-def _place_term(
-    slot: Slot, before: str, words: list[str], links: Sequence[tuple[int, int]]
-) -> None:
-    """Put the name of a term in place of the words that were made from it."""
-    first = len(before.split()) - bool(before[-1:].strip())
-    made = {j for i, j in links if first <= i < first + len(slot.read.split())}
-    own = _words_of_term(slot.output, words, made)
-    if replaced := words[own]:
-        text = " ".join(replaced)
-        # Names of copies that stand there stay.
-        others = NAME.findall(text)
-        made_text = NAME.sub("", text).strip(MARKS + " ")
-        whole = "".join(others) + slot.name
-        if made_text and made_text in text:
-            whole = text.replace(made_text, slot.name, 1)
-        words[own] = [whole, *[""] * (len(replaced) - 1)]
+class Aligned:
+    """A text that a model read, and the links of its words to a translation's."""
+
+    def __init__(self, read: str, translation: str, links: Links) -> None:
+        beginnings = [x.span() for x in BEGINNING.finditer(read)]
+        self._starts = [start for start, _ in beginnings]
+        self._letters = [end - 1 for _, end in beginnings]
+        self._read = read
+        self._translation = translation
+        self._words = [x.span() for x in re.finditer(r"\S+", translation)] or [(0, 0)]
+        self._links = links
+
+    def words(self, place: int, count: int) -> tuple[int, int]:
+        """Return what was made from words, without marks; 0, 0 if it is not together.
+
+        `count` words were read, the first of them at a place.
+        """
+        first = bisect_right(self._starts, place) - 1
+        made = {j for i, j in self._links if first <= i < first + count}
+        if not made or max(made) - min(made) >= len(made):
+            return 0, 0
+        start = self._words[min(made)][0]
+        text = self._translation[start : self._words[max(made)][1]]
+        inner = text.strip(OPENERS + CLOSERS)
+        start += text.index(inner)
+        return start, start + len(inner)
+
+    def gap(self, place: int, opens: bool) -> int:
+        """Return where a copy stands that was at a place of the text.
+
+        It follows the word that was made from the word before it. If it opens the next
+        word, it stands before the word that was made from that.
+        """
+        number = bisect_left(self._letters, place)  # of the next word
+        if number == 0:
+            return 0
+        before = [x for x in self._links if x[0] < number + opens]
+        i, word = max(before, default=(-1, 0))
+        if opens and i == number:
+            return self._words[min(j for k, j in before if k == i)][0]
+        if number == len(self._letters):
+            word = -1
+        # A mark may follow both the word and the copy.
+        start, end = self._words[word]
+        marks = CLOSERS if self._read[place - 1].isalnum() else ""
+        return start + len(self._translation[start:end].rstrip(marks))
 
 
-def _words_of_term(output: str, words: list[str], made: set[int]) -> slice:
-    """Return the places of a term's words: its own if they occur, else `made`."""
-    size = len(output.split())
-    for n in range(len(words)):
-        if " ".join(words[n : n + size]).strip(MARKS) == output:
-            return slice(n, n + size)
-    first = min(made, default=0)
-    return slice(first, next(n for n in itertools.count(first) if n not in made))
-
-
-def _place_copy(
-    slot: Slot,
-    words: list[str],
-    links: Sequence[tuple[int, int]],
-    *,
-    before: str,
-    after: str,
-    last: int,
-) -> int:
-    """Put the name of a copy into the words, not before the word `last`.
-
-    Return the number of the word that has it.
-    """
-    number = len(before.split())  # of the next word that was read
-    opens = slot.touches[1] and not slot.touches[0]
-    inside = before[-1:].isalnum()  # a mark that follows the word follows the slot
-    if not re.search(r"\w", before):
-        n = 0
-        opens = True
-    elif not re.search(r"\w", after):
-        n = max((i for i, word in enumerate(words) if word), default=0)
-        opens = False
-        inside = bool(after.strip())
-    else:
-        i = max((i for i, _ in links if i < number + opens), default=-1)
-        opens = opens and i == number
-        n = (min if opens else max)((j for k, j in links if k == i), default=0)
-    # Slots keep their order.
-    opens = opens and n > last
-    n = max(n, last)
-    # The name stands before the word, or behind it: there, perhaps before its marks.
-    text = "" if opens else words[n].rstrip(CLOSERS if inside else "")
-    rest = words[n][len(text) :]
-    name = slot.name
-    if text and not slot.touches[0]:
-        name = " " + name
-    if opens and rest and not slot.touches[1]:
-        name += " "
-    words[n] = text + name + rest
-    return n
-
-
-def are_in_order(slots: Sequence[Slot], translation: str) -> bool:
-    """Whether each name stands in a translation once, those of copies in order."""
-    copies = [x.name for x in slots if x.kind != "term"]
-    written = NAME.findall(translation)
-    return len(written) == len(slots) and copies == [x for x in written if x in copies]
-
-
-def restore(slots: Sequence[Slot], translation: str) -> str:
-    """Put the slots in place of their names."""
-    # Letters that touch a slot in the line touch it in the translation.
-    of_name = {x.name: x for x in slots}
-    parts = re.split(rf"({NAME.pattern})", translation)
-    for i in range(1, len(parts), 2):
-        slot = of_name[parts[i]]
-        parts[i] = slot.output
-        if slot.is_named and slot.read[0] == " ":
-            parts[i - 1] = parts[i - 1].removesuffix(" ")
-        if slot.kind != "term" and slot.touches[1]:
-            parts[i + 1] = parts[i + 1].removeprefix(" ")
-    return "".join(parts)
+def _written(line: str, translation: str, places: Sequence[Place]) -> str:
+    """Return a translation with slots in their places."""
+    text = ""
+    end = 0
+    for start, stop, slot in places:
+        text += translation[end:start]
+        end = stop
+        # White space and letters touch a copy as they do in the line.
+        before = line[max(slot.start - 1, 0) : slot.start]
+        behind = line[slot.end : slot.end + 1]
+        following = translation[end : end + 1]
+        if slot.kind == "term":
+            before = behind = ""
+        elif before.strip():
+            text = text.rstrip()
+        elif text and not slot.name:
+            text = text.rstrip() + " "
+        text += slot.output
+        if behind.isalnum():
+            end += following == " "
+        elif start == stop and following.strip():
+            is_mark = start > 0 and following in CLOSERS
+            text += " " * (following.isalnum() or (behind.isspace() and not is_mark))
+    return text + translation[end:]

@@ -11,7 +11,7 @@ from minitransformer.text.glossary import Glossary
 from minitransformer.text.masking import SYMBOLS, Mask, hide, named
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.translation.slots import place, restore
+from minitransformer.translation.slots import put_slots
 
 
 def outputs(line, mask=None):
@@ -95,12 +95,11 @@ def test_rare_marks_are_read_as_usual_ones():
 @given(st.text(st.sampled_from("ab 1.9%{}<>/@⟦⟧47`_😀é-"), max_size=60))
 def test_what_is_hidden_comes_back(line):
     """A model that writes what it reads gives the line, but for space around emoji."""
-    slots = [x for x in Mask().slots(line) if x.kind != "number"]
-    own = named(line, slots, SYMBOLS)
-    if all(x.is_named for x in own):
+    own = named(line, Mask().slots(line), SYMBOLS)
+    if all(x.name for x in own):
         read = hide(line, own)
         assert all(x.output not in read for x in own if len(x.output) > 4)
-        assert restore(own, read) == line
+        assert put_slots(line, own, read, ()) == line
 
 
 @pytest.mark.parametrize(
@@ -123,8 +122,7 @@ def test_what_is_left_out_goes_where_the_words_went(
     own = named(line, Mask().slots(line), ())
     assert hide(line, own) == read
     pairs = [tuple(map(int, x.split("-"))) for x in links.split()]
-    placed = place(line, own, translation, pairs, heeds_names=True)
-    assert restore(own, placed) == expected
+    assert put_slots(line, own, translation, pairs) == expected
 
 
 GLOSSARY = {

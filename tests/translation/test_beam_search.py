@@ -305,10 +305,10 @@ def test_long_input_is_divided_between_words_or_refused(tokenizer):
     refused = TranslationConfig(**settings, split="never")
     with pytest.raises(ValueError, match=r"line 8: expected at most 25 word pieces"):
         translator.hypotheses(["the cat", line], refused, first_line=7)
-    [unbroken] = translator.divide(["c" * 200], config, [""])
+    [unbroken] = translator.divide(["c" * 60], config, [""])
     parts = tokenizer.encode([text for _, text in unbroken])
     assert max(map(len, parts)) <= 25
-    assert "".join(itertools.chain(*unbroken)) == "c" * 200
+    assert "".join(itertools.chain(*unbroken)) == "c" * 60
 
 
 def test_a_batch_of_beams_has_at_most_decode_tokens(translator, monkeypatch):

@@ -12,6 +12,7 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.beam_search import Hypothesis
+from minitransformer.translation.plain_translator import Segment
 from minitransformer.translation.translator import Translator
 from support.models import tiny_config
 
@@ -31,7 +32,7 @@ def text_of(translator, data):
     """The translation that consists of the pieces of these bytes."""
     names = translator.tokenizer.pieces(range(1024))
     ids = tuple(names.index(f"<0x{byte:02X}>") for byte in data)
-    [written] = translator._written([Hypothesis(ids, 0.0, 0.0)])
+    [written] = translator._written(Segment(""), [Hypothesis(ids, 0.0, 0.0)], None)
     return written.text
 
 
