@@ -22,8 +22,8 @@ INLINE = frozenset(
     "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark "
     "nobr q rp rt ruby s samp small span strike strong sub sup time tt u var wbr "
     "bpt bx ept ex g hi it mrk ph x text:a text:bookmark text:bookmark-end "
-    "text:bookmark-ref text:bookmark-start text:date text:line-break text:page-count "
-    "text:page-number text:s text:soft-page-break text:span text:tab text:time".split()
+    "text:bookmark-ref text:bookmark-start text:date text:page-count text:page-number "
+    "text:s text:soft-page-break text:span text:time".split()
 )
 KEPT = frozenset(
     "code kbd math pre samp script style svg textarea var bpt ept it ph "
