@@ -165,13 +165,6 @@ def test_wmt14_end_to_end(server, tmp_path, monkeypatch, language):
 def test_the_parts_are_those_of_wmt_2014(language):
     """About 4.5 million pairs for German; newstest2013 and newstest2014 (5.1, 6)."""
     splits = WMT14[f"wmt14-en-{language}"]
-    names = [p.members[language].split("/")[-1] for p in splits["train"]]
-    pair = f"{language}-en.{language}"
-    expected = [f"europarl-v7.{pair}", f"commoncrawl.{pair}"]
-    expected += [f"undoc.2000.{pair}"] if language == "fr" else []
-    expected += [f"news-commentary-v9.{pair}"]
-    expected += ["giga-fren.release2.fixed.fr.gz"] if language == "fr" else []
-    assert names == expected
     if language == "de":
         lines = [part.lines for part in splits["train"]]
         assert sum(lines) == pytest.approx(4.5e6, rel=0.01)
