@@ -3,11 +3,13 @@
 import gzip
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minitransformer.commands import mix
 from minitransformer.commands import parse as parsing
 from minitransformer.commands.parse import score, score_files
 from minitransformer.commands.trees import (
@@ -198,6 +200,23 @@ def test_trees_become_sequences_and_return_by_the_commands(tmp_path, capsys):
     assert parsing.main(["score", gold, test]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert rows[2].split() == ["F1", "100.00"]
+
+
+def test_automatic_trees_join_the_treebank_by_one_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("gold.mrg").write_text(PENN)
+    Path("automatic.mrg").write_text(GOLD)
+    split = ["--split", "train=2", "val"]
+    assert parsing.main(["linearise", "wsj", "gold.mrg", *split]) == 0
+    assert parsing.main(["linearise", "automatic", "automatic.mrg"]) == 0
+    sides = ["--source", "words", "--target", "tree"]
+    assert mix.main(["semi", "wsj", "automatic", *sides]) == 0
+    for side in ("words", "tree"):
+        parts = [Path(x, f"train.{side}").read_text() for x in ("wsj", "automatic")]
+        expected = {"train": "".join(parts), "val": Path(f"wsj/val.{side}").read_text()}
+        for split, text in expected.items():
+            packed = Path(f"semi/{split}.{side}.gz").read_bytes()
+            assert gzip.decompress(packed).decode() == text
 
 
 def test_constituents_become_training_pairs_of_their_own(tmp_path):
