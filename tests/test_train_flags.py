@@ -76,11 +76,6 @@ ALONE = "--dry-run runs in one process: leave out --ranks and --gpus"
         ("--train-source t --train-target ./t", 1, "expected a target, got the source"),
         ("--best-by bleu --validate-bleu 0", 2, "expects --validate-bleu above 0, got"),
         ("--train-source t --train-target u --best-by loss", 2, "expects validation"),
-        (
-            "--train-source t --train-target u --save-every 9 --checkpoint-minutes 5",
-            2,
-            "--save-every does nothing with --checkpoint-minutes",
-        ),
         ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
         ("--resume", 1, "expected a training run in"),
         ("--max-positions 99", 2, "--max-positions; did you mean --config?"),

@@ -224,14 +224,6 @@ def test_long_waits_are_said(start, monkeypatch):
     assert {f"encoding {files} ..." for files in both} < set(lines)
 
 
-def test_the_time_that_is_left_is_said_after_twenty_updates(start):
-    out = start("--steps", 25, "--log-every", 24, "--run", "run")
-    lines = [x for x in out.splitlines() if re.search(r"\d%, \d:\d\d:\d\d left", x)]
-    assert [x.split()[1] for x in lines] == ["20/25", "24/25"]
-    assert lines[0].startswith("step     20/25  80%, 0:00:0")
-    assert values("run", "loss").keys() == {24}
-
-
 def test_the_last_line_is_a_command_that_translates(start):
     """It has a line of the test text, which lacks what looks like a flag."""
     line = start("--steps", 2, "--run", "a run").splitlines()[-1]

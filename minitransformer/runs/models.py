@@ -102,7 +102,7 @@ def language_codes(checkpoint: Path) -> tuple[str, str]:
     if card_title(checkpoint):
         names = checkpoint.parent.name.split("-")
     elif languages := recorded_state(checkpoint).languages:
-        names = [*map(str, languages)]
+        names = languages
     elif run.is_run():
         names = TextPair(*map(Path, run.read_config().text["train"])).languages
     are_codes = len({*names}) == 2 and all(x.isalpha() and len(x) < 4 for x in names)

@@ -263,8 +263,6 @@ class RunConfig:
 
         A preset may have settings without effect, since it is made for many runs.
         """
-        if "save_every" in namespace and self.training.checkpoint_minutes is not None:
-            raise UsageError("--save-every does nothing with --checkpoint-minutes")
         limit = self.model.position_limit
         longest = self.training.max_length
         if limit is not None and longest > limit:

@@ -82,7 +82,6 @@ class TranslationConfig(DecodingConfig):
     temperature: float | None = option(
         None,
         "sample: divide logits by this (default 1)",
-        hint="; --beam 1 always takes the likeliest token",
         at_least=0.01,
         at_most=100,
     )

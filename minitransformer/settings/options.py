@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import json
 import math
 import operator
@@ -29,6 +30,10 @@ COMPARISONS = {
 TOO_LARGE = 2**63
 
 
+# The types of a dataclass's fields, which are evaluated once.
+type_hints = functools.cache(typing.get_type_hints)
+
+
 class UsageError(ValueError):
     """Wrong arguments, or arguments that do not go together: exit code 2."""
 
@@ -45,16 +50,14 @@ def option(
     *,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
-    hint: str = "",
     **limits: float,
 ) -> Any:
     """Return a dataclass field that becomes a flag.
 
-    The names of `limits` are those of COMPARISONS. `hint` ends the error message of a
-    value that is out of its limits.
+    The names of `limits` are those of COMPARISONS.
     """
     flag = {"help": help, "choices": choices, "metavar": metavar}
-    metadata = {"limits": limits, "hint": hint, "flag": flag}
+    metadata = {"limits": limits, "flag": flag}
     return field(default=default, metadata=metadata)
 
 
@@ -67,7 +70,7 @@ class Config:
     help_group: ClassVar[str]
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
+        hints = type_hints(type(self))
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             kind, optional = value_type(hints[f.name])
@@ -92,7 +95,7 @@ def checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     for name, limit in f.metadata["limits"].items():
         if not COMPARISONS[name](value, limit):
             expected = f"{name.replace('_', ' ')} {limit}"
-            raise ValueError(f"expected {expected}, got {value}{f.metadata['hint']}")
+            raise ValueError(f"expected {expected}, got {value}")
     if choices is not None and value not in choices:
         raise ValueError(f"expected one of {', '.join(choices)}, got {value}")
     return kind(value)

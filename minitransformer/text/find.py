@@ -46,22 +46,25 @@ def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | N
 
     Raises: ValueError if only one side exists.
     """
+    # The files of each side by the names that they share; plain ones win.
     name = "test*" if stem == "test" else stem
-    # Collect the files of each side by the names that they share; plain ones win.
-    sides: list[dict[str, Path]] = []
-    for language in (source, target):
-        files: dict[str, Path] = {}
-        for suffix in (f".{language}", f".{language}.gz"):
-            for path in sorted(folder.glob(name + suffix)):
-                files.setdefault(path.name.removesuffix(suffix), path)
-        sides.append(files)
+    sides = [
+        {
+            path.name.removesuffix(suffix): path
+            for suffix in (f".{language}.gz", f".{language}")
+            for path in folder.glob(name + suffix)
+        }
+        for language in (source, target)
+    ]
     if both := sorted(sides[0].keys() & sides[1].keys()):
-        for path in (paths := [side[both[0]] for side in sides]):
-            require_file(path)
-        return TextPair(*paths)
+        pair = TextPair(*(side[both[0]] for side in sides))
+        require_file(pair.source)
+        require_file(pair.target)
+        return pair
+
     # A side without the other one is an error.
     for side, missing in zip(sides, (target, source), strict=True):
-        for path in side.values():
+        for path in sorted(side.values()):
             raise ValueError(f"expected {name}.{missing} beside {path}, found none")
     return None
 

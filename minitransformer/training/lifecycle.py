@@ -33,9 +33,6 @@ from minitransformer.training.progress import Progress, Update
 # The signals that ask a training to save and stop. SIGHUP says that a terminal closed.
 STOP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
-# The update after which the remaining time is logged for the first time.
-SOON = 20
-
 
 @contextmanager
 def locked_directory(
@@ -203,8 +200,6 @@ class TrainingRun:
                 self._started = time.monotonic()
                 yield self.state.step + 1
                 bar.update()
-                if self.state.step == SOON < training.log_every:
-                    self.log(self.state.outlook(training))
             self.sync_ranks()
 
         # Patience or the clock may end a run before its last step.

@@ -103,23 +103,13 @@ def test_a_damaged_file_is_refused(saved, tensors, metadata, message):
         checkpoint.load(saved, with_moments=True)
 
 
-@pytest.mark.parametrize("keep", [0, 7, 100, -10])
-def test_a_truncated_file_is_refused(saved, keep):
-    saved.write_bytes(saved.read_bytes()[:keep])
-    with pytest.raises(ValueError, match="not a usable checkpoint"):
-        checkpoint.load(saved)
-
-
-def test_missing_and_extra_tensors_are_named(saved):
+def test_a_missing_tensor_is_named(saved):
     tensors = load_file(saved)
     with checkpoint.safe_open(saved, framework="np") as file:
         metadata = file.metadata()
-    save_file({**tensors, "\x1b[2J": np.zeros(1)}, saved, metadata)
-    with pytest.raises(ValueError, match=r"expected no tensor '\\x1b\[2J'"):
-        checkpoint.load(saved)
     del tensors[TABLE]
     save_file(tensors, saved, metadata)
-    with pytest.raises(ValueError, match=r"expected a tensor embedding\.table"):
+    with pytest.raises(ValueError, match=r"a usable checkpoint.* embedding\.table"):
         checkpoint.load(saved)
 
 
@@ -127,16 +117,6 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path):
     checkpoint.save(tmp_path / "x", make(Tokenizer.train(LINES, 45)))
     with pytest.raises(ValueError, match="a tokenizer of 40 word pieces, got 45"):
         checkpoint.load(tmp_path / "x")
-
-
-def test_metadata_without_its_checksum_is_refused(saved):
-    tensors = load_file(saved)
-    with checkpoint.safe_open(saved, framework="np") as file:
-        metadata = file.metadata()
-    del metadata["checksum"]
-    save_file(tensors, saved, metadata)
-    with pytest.raises(ValueError, match="the checksum of its metadata differs"):
-        checkpoint.load(saved)
 
 
 def test_a_damaged_newest_checkpoint_says_that_deleting_it_helps(tmp_path, tokenizer):
@@ -175,16 +155,6 @@ def test_older_checkpoints_keep_their_parameters_alone(tmp_path, tokenizer):
         path.unlink()
     with pytest.raises(ValueError, match=r"expected Adam's moments.*train\.py --from"):
         last_checkpoint(run)
-
-
-def test_weights_without_moments_cannot_be_resumed(tmp_path, tokenizer):
-    path = tmp_path / "x.safetensors"
-    checkpoint.save(path, make(tokenizer, moments=False))
-    checkpoint.load(path)
-    with pytest.raises(
-        ValueError, match="expected Adam's moments, which only the last"
-    ):
-        checkpoint.load(path, with_moments=True)
 
 
 def test_averaging_refuses_other_models(tmp_path, saved, tokenizer):
