@@ -58,6 +58,12 @@ PARTS = "content.xml", "styles.xml"
 MAX_UNPACKED = 1 << 26
 
 
+NOT_OF_ITS_KIND = (
+    UnicodeDecodeError,
+    csv.Error,
+    json.JSONDecodeError,
+    zipfile.BadZipFile,
+)
 Translate: TypeAlias = Callable[[str], str]
 
 
@@ -100,7 +106,9 @@ def rewritten(data: bytes, name: str, languages: Pair, translate: Translate) -> 
         raise ValueError(f"{name}: {expected}; an office program saves .docx as .odt")
     try:
         if kind in STORES:
-            return _store(open_store(data, Path(name), languages), translate)
+            return _store(
+                open_store(data, Path(name).with_suffix(kind), languages), translate
+            )
         if kind == ".odt":
             return _archive(data, translate)
         # The byte-order mark and the ends of lines stay.
@@ -109,7 +117,7 @@ def rewritten(data: bytes, name: str, languages: Pair, translate: Translate) -> 
         end = "\r\n" if "\r\n" in text else "\n"
         plain = text.removeprefix(mark).replace("\r\n", "\n")
         return (mark + TEXTS[kind](plain, translate).replace("\n", end)).encode()
-    except (UnicodeDecodeError, json.JSONDecodeError, zipfile.BadZipFile) as error:
+    except NOT_OF_ITS_KIND as error:
         raise ValueError(f"{name}: expected {kind}, in UTF-8: {error}") from error
 
 

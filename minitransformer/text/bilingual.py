@@ -43,7 +43,10 @@ def read_bilingual(path: Path, languages: Pair = ("", "")) -> Bilingual:
     """
     name = path.with_suffix("") if path.suffix == ".gz" else path
     read = _read_store if name.suffix in STORES else _read_table
-    pairs, own = read(path, name, languages)
+    try:
+        pairs, own = read(path, name, languages)
+    except csv.Error as error:
+        raise ValueError(f"{path}: expected the quotes of a .csv: {error}") from error
     if all(own) and all(languages) and own != languages:
         expected, got = map(" to ".join, (languages, own))
         raise ValueError(f"{path}: expected {expected}, got {got}")
@@ -181,15 +184,12 @@ def _unquoted(cell: str) -> str:
 
 
 def read_rows(lines: Iterable[str], is_csv: bool) -> list[list[str]]:
-    """Return the cells of each line, or of each row of a .csv. Raises: ValueError"""
+    """Return the cells of each line, or of each row of a .csv. Raises: csv.Error"""
     if not is_csv:
         return [line.split("\t") for line in lines]
     lines = list(lines)
     ended = (f"{line}\n" for line in lines)
-    try:
-        return list(csv.reader(ended, strict=True, delimiter=divider(lines)))
-    except csv.Error as error:
-        raise ValueError(f"expected the quotes of a .csv: {error}") from error
+    return list(csv.reader(ended, strict=True, delimiter=divider(lines)))
 
 
 def divider(lines: Sequence[str]) -> str:

@@ -347,7 +347,7 @@ def test_an_opendocument_keeps_its_layout():
         ("a.srt", b"no cue", "expected text to translate, found none"),
         ("a.json", b"{", "expected .json, in UTF-8: Expecting property name"),
         ("a.odt", b"PK", "expected .odt, in UTF-8: File is not a zip file"),
-        ("a.csv", b'a b,"c', "expected the quotes of a .csv: unexpected end of data"),
+        ("a.csv", b'a b,"c', "a.csv: expected .csv, in UTF-8: unexpected end of data"),
     ],
 )
 def test_other_files_are_refused_in_one_line(name, content, message, tmp_path, capsys):

@@ -74,6 +74,14 @@ def test_columns_are_looked_at_before_they_are_trusted(place, text, expected):
         read_bilingual(path, ("en", "de"))
 
 
+def test_quotes_of_a_csv_that_do_not_end_are_refused(place):
+    (place / "open.csv").write_text('e a,"d b\n')
+    with pytest.raises(
+        ValueError, match=r"open.csv: expected the quotes of a .csv: un"
+    ):
+        read_bilingual(place / "open.csv")
+
+
 @needs_toolkit
 @given(pairs=pairs, has_region=st.booleans())
 def test_catalogues_and_memories_are_read_as_the_toolkit_writes_them(
