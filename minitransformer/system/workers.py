@@ -60,7 +60,7 @@ def _blas() -> ThreadpoolController:
 
 # The limits of all blocks that are running. The least one applies.
 _LIMITS = list[int]()
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()  # a dropped block may end in this thread, within another
 _unlimited: Any = None  # remembers the number of threads outside of all blocks
 
 

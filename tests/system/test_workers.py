@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -90,6 +91,16 @@ def test_the_least_limit_of_overlapping_blocks_counts(monkeypatch):
         assert blas_threads() == {1}
         second.close()
         assert blas_threads() == {2}
+
+
+def test_a_block_may_end_while_another_begins(monkeypatch):
+    """As one does that nothing refers to any more, whenever memory is collected."""
+    dropped = ExitStack()
+    dropped.enter_context(limit_threads(1))
+    blas = SimpleNamespace(limit=lambda limits: dropped.close())
+    monkeypatch.setattr(workers_module, "_blas", lambda: blas)
+    with limit_threads(2):
+        assert product_threads() == 2
 
 
 @forks
