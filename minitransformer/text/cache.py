@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -193,7 +192,6 @@ def _encode(
     folder.mkdir()
     sides = [_Side(folder / name, tokenizer.vocab_size) for name in SIDES]
     sample = list[str]()
-    target_characters = Counter[str]()
     pairs = 0
     blank = 0
     equal = 0
@@ -205,10 +203,9 @@ def _encode(
         lines = itertools.starmap(mask.hide_pair, lines)
 
     for chunk in _chunks(_sampled(lines, sample)):
-        sources, targets = zip(*chunk, strict=True)
-        target_characters.update("".join(targets))
         # Encode both sides, and leave out pairs with a blank one.
-        encoded = (tokenizer.encode(side, num_threads) for side in (sources, targets))
+        both = zip(*chunk, strict=True)
+        encoded = (tokenizer.encode(side, num_threads) for side in both)
         kept = [ids for ids in zip(*encoded, strict=True) if all(ids)]
         pairs += len(kept)
         blank += len(chunk) - len(kept)
@@ -222,27 +219,21 @@ def _encode(
     # The header has the median of the sentences in a line, and notes for the log.
     no_text = [i for i, piece in enumerate(tokenizer.written()) if not piece]
     unknown = [side.counts[no_text].sum() / side.counts.sum() for side in sides]
-    notes = _notes(unknown, target_characters, tokenizer)
-    if equal > pairs // 100:
-        notes.append(
-            f"equal       {equal:,} of {pairs:,} pairs have the same text on both "
-            "sides: the model learns to copy it"
-        )
     return {
         "dtype": sides[0].dtype,
         "dropped_blank": blank,
         "sentences": median_sentences(sample),
-        "notes": notes,
+        "notes": _notes(unknown, equal, pairs, tokenizer),
     }
 
 
 def _notes(
-    unknown: Sequence[float], characters: Counter[str], tokenizer: Tokenizer
+    unknown: Sequence[float], equal: int, pairs: int, tokenizer: Tokenizer
 ) -> list[str]:
-    """Return lines for the log: which characters the vocabulary lacks or changes.
+    """Return lines for the log about text that a model cannot learn to translate.
 
-    `unknown` has the share of such ids on each side, and `characters` those of the
-    targets with their counts.
+    `unknown` has the share of ids on each side without a text of their own, and `equal`
+    is the number of pairs with the same text on both sides.
     """
     notes = []
     if max(unknown) > 5e-3:
@@ -251,16 +242,10 @@ def _notes(
             "target, characters that the vocabulary lacks: --vocab-size, if it is not "
             f"{tokenizer.vocab_size}, learns one of this text, also with --from"
         )
-    # Characters that normalisation changes come back as others, or not at all.
-    lost = Counter({c: n for c, n in characters.items() if not tokenizer.keeps(c)})
-    if lost:
-        names = (
-            f"{c if c.isprintable() else f'U+{ord(c):04X}'} {count:,}"
-            for c, count in lost.most_common(8)
-        )
+    if equal > pairs // 100:
         notes.append(
-            f"changed     {lost.total():,} characters of the target, which become "
-            f"others or nothing, most often {', '.join(names)}"
+            f"equal       {equal:,} of {pairs:,} pairs have the same text on both "
+            "sides: the model learns to copy it"
         )
     return notes
 

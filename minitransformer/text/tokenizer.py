@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import signal
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -201,13 +200,6 @@ class Tokenizer:
             return self._processor.normalize(clean(text))
         except (TypeError, RuntimeError) as error:
             raise _surrogate_error([text]) from error
-
-    def keeps(self, character: str) -> bool:
-        """Whether normalisation keeps a character, or only composes it."""
-        # Between letters, since normalisation may drop it at the end of a text.
-        word = unicodedata.normalize("NFC", f"x{character}x")
-        normal = unicodedata.normalize("NFC", self.normalise(word).strip(SPACE))
-        return character.isspace() or normal == word
 
     def keeps_whole(self, symbol: str) -> bool:
         """Whether a text is one piece wherever it stands, as a user symbol is."""

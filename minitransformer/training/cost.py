@@ -1,15 +1,9 @@
-"""The cost of training: parameters, operations of matrix products, and memory."""
+"""The cost of training: parameters, and operations of matrix products."""
 
 from __future__ import annotations
 
-import math
-
-from minitransformer.engine import ops
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import ModelConfig
-
-# Memory of the interpreter and the libraries. Units: bytes
-PROCESS_MEMORY = 70 << 20
 
 
 def parameters_by_block(model: Transformer) -> dict[str, int]:
@@ -48,34 +42,3 @@ def training_flops(config: ModelConfig, source_length: float, length: float) -> 
     # The backward pass takes twice as many as the forward pass.
     layers = config.encoder_layers * encoder + config.decoder_layers * decoder
     return 3 * 2 * (layers + length * d * config.vocab_size)
-
-
-def training_memory(
-    config: ModelConfig, tokens: int, num_processes: int, longest: int = 0
-) -> int:
-    """Estimate how much memory training takes, to about a fifth. Units: bytes
-
-    All numbers are float32. Activations are kept for `tokens` tokens a side, which
-    attend to a sentence of the `longest`.
-
-    Left out are the text, which is mapped from disk, the translations of a validation,
-    the mean of checkpoints, the buffers of MPI and NCCL, and all that a GPU's libraries
-    and recorded graphs keep for themselves.
-    """
-    # The parameters, two moments, and a gradient for each process.
-    vectors = (3 + num_processes) * config.num_parameters
-
-    # The numbers that the layers keep of each token for the backward pass.
-    d = config.d_model
-    inner = config.d_ff
-    weights = config.num_heads * longest
-    encoder = config.encoder_layers * (8 * d + inner + weights) + 2 * d
-    decoder = config.decoder_layers * (13 * d + inner + 2 * weights) + 2 * d
-    tokens = max(tokens, longest * num_processes)
-    activations = tokens * (encoder + decoder)
-
-    # The logits of the rows that each process computes at a time.
-    rows = ops.rows_per_chunk(config.vocab_size)
-    rows = min(rows, math.ceil(tokens / num_processes))
-    logits = num_processes * (rows + 2 * d) * config.vocab_size
-    return 4 * (vectors + activations + logits) + PROCESS_MEMORY

@@ -12,11 +12,7 @@ from minitransformer.engine.backend import Array, array_module
 from minitransformer.runs.state import RunState, Window
 from minitransformer.text.batches import Batch, Batches, BatchStream, ParallelCorpus
 from minitransformer.text.pairs import TextPair
-from minitransformer.training.cost import (
-    parameters_by_block,
-    training_flops,
-    training_memory,
-)
+from minitransformer.training.cost import parameters_by_block, training_flops
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import ParallelModel
 
@@ -169,16 +165,6 @@ def run_summary(
         split: f"{pair}, {len(corpora[split]):,} pairs" for split, pair in text.items()
     }
 
-    # The memory of training. A GPU keeps no weights of attention.
-    sides = (corpus.source, corpus.target, val.source, val.target)
-    longest = min(max(int(side.lengths.max()) + 1 for side in sides), limit)
-    memory = training_memory(
-        config,
-        tokens=min(training.max_tokens, parallel.tokens_at_once),
-        num_processes=parallel.num_processes,
-        longest=0 if parallel.asynchronous else longest,
-    )
-
     blocks = parameters_by_block(parallel.model)
     parts = ", ".join(f"{name} {count:,}" for name, count in blocks.items())
     return [
@@ -192,5 +178,4 @@ def run_summary(
         f"for the test {held_out.get('test', 'none')}",
         f"update      {source * num_pairs:,.0f} source + {target * num_pairs:,.0f} "
         f"target tokens, {flops / 1e9:,.1f} GFLOP",
-        f"memory      about {memory / 1e6:,.0f} MB",
     ]

@@ -12,7 +12,7 @@ from minitransformer.settings.config import TrainingConfig
 from minitransformer.text.batches import BatchStream, ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair
-from minitransformer.training.cost import training_flops, training_memory
+from minitransformer.training.cost import training_flops
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.parallel import CpuModel
 from minitransformer.training.progress import Progress, Update, run_summary
@@ -39,35 +39,6 @@ def test_the_start_says_what_an_update_costs():
     flops = training_flops(config, 4.0, 6.0) * 24  # 0.0 GFLOP
     tokens = f"update      {24 * 4} source + {24 * 6} target tokens, "
     assert f"{tokens}{flops / 1e9:,.1f} GFLOP" in lines
-    memory = training_memory(config, 1000, 1, 6)
-    assert lines[-1] == f"memory      about {memory / 1e6:,.0f} MB"
-
-
-def test_memory_is_that_of_what_is_computed_at_once(monkeypatch):
-    sides = [Ragged.from_lists([[5] * 9] * 1000)] * 2
-    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_tokens=10_000))
-    monkeypatch.setattr("minitransformer.training.parallel.TOKENS_TIMES_WIDTH", 8000)
-    config, [*_, last] = summary(stream, processes=2)
-    memory, more = (training_memory(config, n, 2, 10) / 1e6 for n in (2000, 10_000))
-    assert f"{memory:,.0f}" != f"{more:,.0f}"
-    assert last == f"memory      about {memory:,.0f} MB"
-
-
-def test_lengths_that_are_read_from_disk_make_no_memory_overflow():
-    """They are 32-bit integers; the estimate is of more than 2^31 bytes."""
-    sides = [Ragged.from_lists([[5] * 9] * 4)] * 2
-    assert sides[0].lengths.dtype == np.int32
-    stream = BatchStream(ParallelCorpus(*sides), TrainingConfig(max_tokens=2_000_000))
-    computed = types.SimpleNamespace(
-        model=small_model(),
-        tokens_at_once=2_000_000,
-        num_processes=1,
-        asynchronous=False,
-    )
-    *_, last = run_summary(stream, {}, {}, computed)
-    memory = training_memory(computed.model.config, 2_000_000, 1, 10)
-    assert memory > 2**31
-    assert last == f"memory      about {memory / 1e6:,.0f} MB"
 
 
 PAIR = TextPair(Path("a/val.en"), Path("a/val.de"))
