@@ -12,6 +12,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -58,17 +59,24 @@ PARTS = "content.xml", "styles.xml"
 MAX_UNPACKED = 1 << 26
 
 
-NOT_OF_ITS_KIND = (
+# What the libraries say of a file that is damaged, or of another kind.
+DAMAGED = (
+    EOFError,
+    NotImplementedError,
     UnicodeDecodeError,
     csv.Error,
     json.JSONDecodeError,
     zipfile.BadZipFile,
+    zlib.error,
 )
 Translate: TypeAlias = Callable[[str], str]
 
 
 def file_lines(data: bytes, name: str, languages: Pair) -> list[str]:
-    """Return the lines of a file to translate. Raises: as `rewritten`, if none, too"""
+    """Return the lines of a file to translate.
+
+    Raises: as `rewritten`; ValueError if there are none.
+    """
     lines = list[str]()
 
     def take(text: str) -> str:
@@ -117,7 +125,7 @@ def rewritten(data: bytes, name: str, languages: Pair, translate: Translate) -> 
         end = "\r\n" if "\r\n" in text else "\n"
         plain = text.removeprefix(mark).replace("\r\n", "\n")
         return (mark + TEXTS[kind](plain, translate).replace("\n", end)).encode()
-    except NOT_OF_ITS_KIND as error:
+    except DAMAGED as error:
         raise ValueError(f"{name}: expected {kind}, in UTF-8: {error}") from error
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -333,6 +334,31 @@ def test_an_opendocument_keeps_its_layout():
     assert (span.tag, span.attrib, span.text) == ("{urn:t}span", {"a": "x"}, "VERY")
     assert (paragraph.text, span.tail) == ("I AM ", "HUNGRY & TIRED, PAGE ")
     assert (number.text, number.tail) == ("one", ".")
+
+
+EXAMPLES = {
+    ".json": b'{"a": ["b c", 1]}',
+    ".odt": opendocument(content=ODT),
+    ".po": PO.encode(),
+    ".properties": PROPERTIES.encode(),
+    ".tmx": TMX.encode(),
+    ".xliff": XLIFF.encode(),
+}
+
+
+@needs_toolkit
+@given(
+    kind=st.sampled_from(list(EXAMPLES)),
+    place=st.integers(0, 2000),
+    removed=st.integers(0, 20),
+    added=st.binary(max_size=3) | st.sampled_from([b"<", b'"', b"\\ud800"]),
+)
+def test_a_damaged_file_is_translated_or_refused(kind, place, removed, added):
+    data = EXAMPLES[kind]
+    place %= len(data)
+    damaged = data[:place] + added + data[place + removed :]
+    with suppress(ValueError):  # and no other error
+        translated(damaged, f"a{kind}")
 
 
 # The command
