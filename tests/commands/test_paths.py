@@ -96,10 +96,10 @@ OUTPUTS = {
     "float16": (export.main, "float16 IN OUT", False),
     "split": (split.main, "pairs OUT --source x --target y --val 1 --test 1", False),
     "mix": (mix.main, "OUT corpus --source x --target y", False),
-    "restore": (parse.main, "restore text text -o OUT", True),
+    "restore": (parse.main, "restore text words -o OUT", True),
     "linearise": (parse.main, "linearise OUT trees", False),
     "translate": (translate.main, "--model model -i text -o OUT --threads 1", True),
-    "score": (translate.main, "--model IN -i text --score text -o OUT", True),
+    "score": (translate.main, "--model IN -i text --score words -o OUT", True),
 }
 
 
@@ -123,7 +123,7 @@ def plant(root, folders, tree):
     for folder in FOLDERS:
         (root / "here" / folder).mkdir(parents=True, exist_ok=True)
     os.chdir(root / "here")
-    files = {f"corpus/train.{side}": "text" for side in "xy"}
+    files = dict.fromkeys(("corpus/train.x", "corpus/train.y", "words"), "text")
     files |= {name: name for name in ("text", "pairs", "trees", "model")}
     files |= MINE
     for folder in folders:

@@ -32,10 +32,10 @@ COMMANDS = {
     "split": (split.main, "pairs OUT --source a --target b --val 3 --test 3"),
     "mix": (mix.main, "OUT corpus --source a --target b"),
     "linearise": (parse.main, "linearise OUT trees"),
-    "restore": (parse.main, "restore text text -o OUT"),
+    "restore": (parse.main, "restore text same -o OUT"),
     "plot": (plot.main, "run --what loss -o OUT"),
     "translate": (translate.main, "--model model -i text -o OUT --threads 1"),
-    "score": (translate.main, "--model model -i text --score text -o OUT --threads 1"),
+    "score": (translate.main, "--model model -i text --score same -o OUT --threads 1"),
     "attention": (translate.main, "--model model --attention OUT cat --threads 1"),
 }
 
@@ -85,7 +85,8 @@ def folder(tmp_path, monkeypatch):
     Path("run/train.log").write_text("a log\n")
     run.tokenizer.write_bytes(b"\0pieces")
     Path("linked").symlink_to(".")
-    Path("text").write_text("the cat\nsat on\n")
+    for name in ("text", "same"):
+        Path(name).write_text("the cat\nsat on\n")
     Path("pairs").write_text(LINES)
     Path("trees").write_text(TREES)
     Path("photo.jpg").write_bytes(b"JFIF\0")
