@@ -15,7 +15,9 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +65,25 @@ def measure(
     }
 
 
+@contextmanager
+def serving(model: str, port: int, line: str) -> Iterator[str]:
+    """Start a server, have it translate a line, and yield its address; then end it."""
+    flags = ["--model", model, "--serve", str(port)]
+    command = [sys.executable, str(SCRIPT), *flags]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr
+        said = server.stderr.readline().split()
+        if "open" not in said:
+            sys.exit(" ".join(said))
+        address = said[said.index("open") + 1]
+        ask(address, line)
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", default="en-de")
@@ -72,21 +93,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8765)
     args = parser.parse_args()
     lines = [line for line in read_lines(args.input) if line.strip()]
-    flags = ["--model", args.model, "--serve", str(args.port)]
-    command = [sys.executable, str(SCRIPT), *flags]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        # Wait until it serves, and until the first line is translated.
-        assert server.stderr
-        said = server.stderr.readline().split()
-        if "open" not in said:
-            sys.exit(" ".join(said))
-        address = said[said.index("open") + 1]
-        ask(address, lines[0])
+    with serving(args.model, args.port, lines[0]) as address:
         clients = {n: measure(address, lines, n, args.seconds) for n in args.clients}
-    finally:
-        server.terminate()
-        server.wait()
     report("serve", model=args.model, clients=clients)
 
 

@@ -242,17 +242,16 @@ def primitive(function: Callable[..., tuple[Array, Vjp]]) -> Callable[..., Tenso
     @functools.wraps(function)
     def operation(*inputs: Any, **options: Any) -> Tensor:
         # Compute on plain arrays, by a fused kernel if the device has one.
-        arrays = tuple(x.data if isinstance(x, Tensor) else x for x in inputs)
+        arrays = tuple([x.data if type(x) is Tensor else x for x in inputs])
         body = fused_kernel(name, arrays, function)
         if wrapper := _wrapper.get():
             body = wrapper(name, body)
         out, vjp = body(*arrays, **options)
         # Record a node only if a gradient can flow through it.
-        if not _recording.get():
-            return Tensor(out)
-        parents = tuple(_origin(x) for x in inputs)
-        if all(parent is None for parent in parents):
-            return Tensor(out)
-        return Tensor(out, node=Node(parents, vjp))
+        if _recording.get():
+            parents = tuple(_origin(x) for x in inputs)
+            if any(parent is not None for parent in parents):
+                return Tensor(out, node=Node(parents, vjp))
+        return Tensor(out)
 
     return operation

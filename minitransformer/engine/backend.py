@@ -23,6 +23,9 @@ FindKernel: TypeAlias = Callable[[str, tuple[Array, ...]], Callable[..., Any] | 
 
 F = TypeVar("F")
 
+# An array, and what a reduction of one may return.
+NUMPY_TYPES = np.ndarray, np.generic
+
 
 def find_no_kernel(name: str, arrays: tuple[Array, ...]) -> None:
     """Leave each operation to its reference body."""
@@ -57,7 +60,7 @@ _BACKENDS: dict[type, Backend | None] = {}
 
 def array_module(array: Array) -> ModuleType:
     """Return the library (NumPy or CuPy) that `array` belongs to."""
-    if isinstance(array, np.ndarray | np.generic):
+    if isinstance(array, NUMPY_TYPES):
         return np
     return importlib.import_module("cupy")
 

@@ -8,10 +8,11 @@ N rows (the tokens of all sentences).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -186,7 +187,7 @@ def attention(
     mask broadcasting to [B, H, T, S] -> [B, T, H d_v]
     """
     xp = array_module(q)
-    query, key, value = (split_heads(x, num_heads) for x in (q, k, v))
+    query, key, value = [split_heads(x, num_heads) for x in (q, k, v)]
     scale = 1 / math.sqrt(query.shape[-1])
     weights = attention_weights(query, key, mask)  # [B, H, T, S]
     dropout_mask = _draw_dropout(weights.shape, rate, rng)
@@ -246,7 +247,7 @@ def add_layer_norm(
     xp = array_module(x)
     shape = x.shape  # the vjp keeps the shape, and not x
     width = shape[-1]
-    mean_weights = xp.full(width, 1 / width, dtype=x.dtype)  # mean(x) is a product
+    mean_weights = _filled(xp, x, width, 1 / width)  # mean(x) is a product
     dropout_mask = _draw_dropout(shape, rate, rng)
     dropped = _apply_dropout(x, dropout_mask)
     normal = xp.add(dropped, residual, out=None if dropped is x else dropped)
@@ -448,7 +449,19 @@ def _apply_dropout(
 
 def _ones(xp: ModuleType, like: Array, size: int) -> Array:
     """Return ones: a product with them sums rows or columns, faster than `sum`."""
-    return xp.ones(size, dtype=like.dtype)
+    return _filled(xp, like, size, 1)
+
+
+def _filled(xp: ModuleType, like: Array, size: int, value: float) -> Array:
+    """Return a vector of one value, which nothing may change."""
+    if xp is np:
+        return _filled_on_host(size, value, like.dtype)
+    return xp.full(size, value, dtype=like.dtype)
+
+
+@functools.lru_cache(maxsize=32)
+def _filled_on_host(size: int, value: float, dtype: np.dtype[Any]) -> np.ndarray:
+    return np.full(size, value, dtype)
 
 
 def _row_dot(xp: ModuleType, a: Array, b: Array) -> Array:

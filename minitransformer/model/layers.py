@@ -160,6 +160,7 @@ class Embedding(Module):
         self.dropout = config.dropout
         self.scale = math.sqrt(d_model)
         self.table = init.normal(d_model**-0.5, config.vocab_size, d_model)
+        self._transposed: tuple[Array, Array] | None = None
         self.learned = config.positions == "learned"
         if self.learned:
             self.positions = init.normal(math.sqrt(0.5), config.max_positions, d_model)
@@ -186,6 +187,17 @@ class Embedding(Module):
         return ops.embedding(
             self.table, ids, positions, scale=self.scale, rate=self.dropout, rng=rng
         )
+
+    @property
+    def transposed(self) -> Array:
+        """The matrix before the softmax (3.4): the same array for the same table.
+
+        Shapes: -> [D, V]
+        """
+        table = self.table.data
+        if self._transposed is None or self._transposed[0] is not table:
+            self._transposed = table, table.T
+        return self._transposed[1]
 
     def reserve(self, length: int) -> Tensor:
         """Return the positions: all that are learned, or `length` sinusoids or more.

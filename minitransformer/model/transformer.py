@@ -177,7 +177,7 @@ class Transformer(Module):
 
         The embedding gets no gradient from here: training uses `training_loss`.
         """
-        return ops.linear(x, Tensor(self.embedding.table.data.T))
+        return ops.linear(x, Tensor(self.embedding.transposed))
 
     def start_decoding(self, source: Array) -> DecoderState:
         """Encode the source and project it to each layer's memory keys and values.

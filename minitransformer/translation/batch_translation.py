@@ -109,11 +109,12 @@ def search_together(
     searches = list[BeamSearch]()
     while len(sentences) or searches:
         # Start more sentences if few are left.
-        in_work = sum(len(search.sentences) for search in searches)
-        count = _batch_size(lengths[sentences], max_tokens, in_work)
-        if count and in_work <= SHARE_LEFT * (in_work + count):
-            searches.append(start(sentences[:count]))
-            sentences = sentences[count:]
+        if len(sentences):
+            in_work = sum(len(search.sentences) for search in searches)
+            count = _batch_size(lengths[sentences], max_tokens, in_work)
+            if count and in_work <= SHARE_LEFT * (in_work + count):
+                searches.append(start(sentences[:count]))
+                sentences = sentences[count:]
         # The search with the shortest beams goes on, and joins those that are as long.
         shortest = min(searches, key=lambda search: search.length)
         yield from shortest.step()

@@ -25,6 +25,10 @@ from minitransformer.translation.incremental_decoding import (
 NOT_FINITE = "expected a model whose outputs are finite: this one's training diverged"
 
 
+# The lowest log-probability of a beam, and the least weight of a candidate.
+LOWEST = np.finfo(np.float64).min
+LEAST = np.finfo(np.float64).tiny
+
 # A word alignment: pairs of a source word and a target word, counted from 0.
 Links: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -122,19 +126,22 @@ class BeamSearch:
         candidates = best_candidates(weights, self._log_probs, 2 * self._beam_size)
         self._finish(candidates)
         origins = self._extend(candidates)
+        rows = np.arange(0, len(origins) * beams, beams)[:, None] + origins
 
         # Sentences that are done leave the batch.
+        ended = []
         done = self._done()
-        numbers = self.sentences.tolist()
-        ended = [(numbers[b], self._finished[b].best) for b in np.flatnonzero(done)]
-        left = np.flatnonzero(~done)
-        rows = left[:, None] * beams + origins[left]
-        self._tokens = self._tokens[left]
-        self._log_probs = self._log_probs[left]
-        self.sentences = self.sentences[left]
-        self._max_lengths = self._max_lengths[left]
-        self._finished = [self._finished[b] for b in left]
-        if len(left):
+        if done.any():
+            numbers = self.sentences.tolist()
+            ended = [(numbers[b], self._finished[b].best) for b in np.flatnonzero(done)]
+            left = np.flatnonzero(~done)
+            rows = rows[left]
+            self._tokens = self._tokens[left]
+            self._log_probs = self._log_probs[left]
+            self.sentences = self.sentences[left]
+            self._max_lengths = self._max_lengths[left]
+            self._finished = [self._finished[b] for b in left]
+        if len(rows):
             self._decoder.select(rows.reshape(-1))
         return ended
 
@@ -142,7 +149,7 @@ class BeamSearch:
         """Make finished hypotheses of those among the first K candidates that end."""
         log_probs, origins, tokens = candidates
         ends = (tokens == EOS_ID) & np.isfinite(log_probs)
-        for b, k in zip(*np.nonzero(ends[:, : self._beam_size]), strict=True):
+        for b, k in zip(*ends[:, : self._beam_size].nonzero(), strict=True):
             self._keep(b, origins[b, k], log_probs[b, k])
 
     def _keep(self, sentence: Any, beam: Any, log_prob: float) -> None:
@@ -156,14 +163,15 @@ class BeamSearch:
         Returns: the beams that they extend [B, K]
         """
         log_probs, origins, tokens = candidates
-        live = np.where(tokens == EOS_ID, -np.inf, log_probs)
-        order = np.argsort(-live, kind="stable")[:, : self._beam_size]
-        sentence = np.arange(len(live))[:, None]
+        # In their order, which is that of their log-probabilities.
+        order = (tokens == EOS_ID).argsort(kind="stable")[:, : self._beam_size]
+        sentence = np.arange(len(order))[:, None]
         kept = sentence, order
-        extended = self._tokens[sentence, origins[kept]]
-        self._tokens = np.concatenate([extended, tokens[kept][:, :, None]], 2)
-        self._log_probs = live[kept]
-        return origins[kept]
+        extended = origins[kept]
+        histories = self._tokens[sentence, extended]
+        self._tokens = np.concatenate([histories, tokens[kept][:, :, None]], 2)
+        self._log_probs = log_probs[kept]
+        return extended
 
     def _done(self) -> np.ndarray:
         """Return a mask of the sentences whose search ends with this step [B].
@@ -174,7 +182,7 @@ class BeamSearch:
         finished = self._finished
         log_probs = self._log_probs
         at_limit = self._max_lengths == self.length
-        for b in np.flatnonzero(at_limit):
+        for b in at_limit.nonzero()[0]:
             if not finished[b].count:
                 for k in np.flatnonzero(np.isfinite(log_probs[b])):
                     self._keep(b, k, log_probs[b, k])
@@ -280,13 +288,12 @@ def _best_of_chunk(
     offsets = log_probs.ravel() - log_sums
 
     # Probabilities are compared as multiples of that of a sentence's best beam.
-    highest = log_probs.max(axis=1).repeat(beams)
-    with np.errstate(invalid="ignore"):  # there may be no beam: -inf - -inf
-        factors = np.exp(offsets - highest)[:, None]  # [B K, 1]
+    highest = np.maximum(log_probs.max(axis=1), LOWEST)  # there may be no beam
+    factors = np.exp(offsets - highest.repeat(beams))[:, None]  # [B K, 1]
 
     # The bound of a sentence: its `count`-th largest maximum.
     maxima = to_host(weights.maxima) * factors  # [B K, G]
-    bounds = np.full(batch, np.finfo(np.float64).tiny)  # 0 never reaches it
+    bounds = np.full(batch, LEAST)
     of_sentence = maxima.reshape(batch, -1)
     if count <= of_sentence.shape[1]:
         least = np.partition(of_sentence, -count)[:, -count]
@@ -324,13 +331,15 @@ def _ranked(
     ranked = Candidates(
         np.full(shape, -np.inf), np.zeros(shape, int), np.zeros(shape, int)
     )
+    place = sentence[best], rank[best]
     columns = log_prob[order], origin, token[order]
     for array, column in zip(ranked, columns, strict=True):
-        array[sentence[best], rank[best]] = column[best]
+        array[place] = column[best]
     return ranked
 
 
 def _places(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows and columns of True elements, faster than `np.nonzero`."""
-    rows, columns = np.divmod(np.flatnonzero(mask), mask.shape[1])
+    [places] = mask.ravel().nonzero()
+    rows, columns = np.divmod(places, mask.shape[1])
     return rows, columns

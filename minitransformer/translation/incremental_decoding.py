@@ -25,6 +25,7 @@ from minitransformer.engine.backend import (
     as_float32,
     fused_kernel,
 )
+from minitransformer.model.layers import Embedding
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import EOS_ID
 
@@ -85,17 +86,18 @@ class CachedDecoder(IncrementalDecoder):
     def __init__(self, model: Transformer, source: Array, beam_size: int) -> None:
         self.model = model
         self._xp = array_module(source)
-        self._table = model.embedding.table.data
         self.state = model.start_decoding(source)
         self._beam_size = beam_size
 
     def step(self, tokens: Array) -> Iterator[TokenWeights]:
         # The product with the table, for some sentences at a time.
         outputs = self._outputs(tokens)
-        size = max(WEIGHTS_PER_CHUNK // len(self._table), ops.MIN_ROWS_PER_CHUNK)
+        embedding = self.model.embedding
+        vocab_size = self.model.config.vocab_size
+        size = max(WEIGHTS_PER_CHUNK // vocab_size, ops.MIN_ROWS_PER_CHUNK)
         size = max(size // self._beam_size, 1) * self._beam_size  # whole sentences
         for first in range(0, len(outputs), size):
-            yield token_weights(outputs[first : first + size], self._table)
+            yield token_weights(outputs[first : first + size], embedding)
 
     def _outputs(self, tokens: Array) -> Array:
         """Feed tokens; return the last layer's output. Shapes: -> [B K, D]"""
@@ -171,18 +173,16 @@ def incremental_decoder(
 # The weights of tokens
 
 
-def token_weights(rows: Array, table: Array) -> TokenWeights:
-    """Return the weights of the tokens that follow, whose vectors are in a table.
-
-    Shapes: rows [N, D], table [V, D]
-    """
+def token_weights(rows: Array, embedding: Embedding) -> TokenWeights:
+    """Return the weights of the tokens that follow. Shapes: rows [N, D]"""
+    table = embedding.table.data
     if kernel := fused_kernel("exponentials", (rows, table), None):
         weights = with_sums(kernel(rows, table))
     else:
-        weights = with_sums(_logits(rows, table), exponents=True)
+        weights = with_sums(_logits(rows, embedding), exponents=True)
     # Where an exponential overflows, subtract the maximum first.
     safe = ops.exp_is_safe(weights.sums)
-    return weights if safe else weights_of(_logits(rows, table))
+    return weights if safe else weights_of(_logits(rows, embedding))
 
 
 def weights_of(logits: Array) -> TokenWeights:
@@ -191,8 +191,8 @@ def weights_of(logits: Array) -> TokenWeights:
     return with_sums(logits, exponents=True)
 
 
-def _logits(rows: Array, table: Array) -> Array:
-    return as_float32(ops.linear(Tensor(rows), Tensor(table.T)).data)
+def _logits(rows: Array, embedding: Embedding) -> Array:
+    return as_float32(ops.linear(Tensor(rows), Tensor(embedding.transposed)).data)
 
 
 def with_sums(values: Array, exponents: bool = False) -> TokenWeights:

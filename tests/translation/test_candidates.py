@@ -1,8 +1,11 @@
 """The best candidates of a step, against sorting all of them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from minitransformer.engine.autograd import Tensor
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.translation.beam_search import best_candidates
 from minitransformer.translation.incremental_decoding import (
@@ -134,7 +137,8 @@ def test_weights_have_sums_and_the_maxima_of_groups(
     rng = np.random.default_rng(size)
     rows, table = rng.standard_normal((count, 2)), rng.standard_normal((size, 2))
     expected = np.exp(rows @ table.T)
-    weights = token_weights(rows, table)
+    embedding = SimpleNamespace(table=Tensor(table), transposed=table.T)
+    weights = token_weights(rows, embedding)
     assert_close(weights.sums, expected.sum(axis=1))
     expected[:, [PAD_ID, UNK_ID, BOS_ID]] = 0
     assert_close(weights.values, expected)

@@ -20,22 +20,19 @@ Shapes: N rows, n inputs, m outputs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from minitransformer.backends.onednn.kernels import (
-    CacheByOwner,
-    is_parameter,
-    with_more_rows,
-)
+from minitransformer.backends.onednn.kernels import is_parameter, with_more_rows
 from minitransformer.backends.onednn.library import RELU, OneDnn, ScaledMatrix
 from minitransformer.engine.backend import Backend
 from minitransformer.settings.extras import import_extra
 
 # The most rows for which NumKong takes less time than oneDNN.
-MAX_FEW = 8
+MAX_FEW = 24
 
 # The largest integer, and the least value that the largest magnitude of a row or column
 # counts as.
@@ -52,22 +49,65 @@ class Int8Kernels:
     def __init__(self, numkong: Any, library: OneDnn | None) -> None:
         self._numkong = numkong
         self._library = library
-        self._kernels: dict[str, Callable[..., Any]] = {
-            "linear": self.linear,
-            "projections": self.projections,
-        }
-        self._matrices = CacheByOwner()
+        # By the ids of arrays of parameters: references to these, and their integers.
+        self._matrices: dict[tuple[int, ...], tuple[Any, Int8Matrix]] = {}
 
     def backend(self) -> Backend:
         """Return the backend that computes with these kernels."""
-        return Backend(find_kernel=self.find, parameters_changed=self._matrices.forget)
+        return Backend(
+            find_kernel=self.find,
+            parameters_changed=lambda vector: self._matrices.clear(),
+        )
 
     def find(self, name: str, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:
-        """Return the kernel of an operation if it is faster than NumPy's products."""
-        kernel = self._kernels.get(name)
-        if kernel is None or not is_parameter(weight := arrays[1]):
+        """Return the kernel of an operation if it is faster than NumPy's products.
+
+        It is chosen, and the integers are made, at the first use of parameters.
+        """
+        if name not in ("linear", "projections"):
             return None
-        return kernel if weight.size >= MIN_PRODUCTS * sum(weight.shape) else None
+        weights = arrays[1:2] if name == "linear" else arrays[1:]
+        key = tuple(map(id, weights))
+        if (known := self._matrices.get(key)) is None:
+            if not _is_faster(weights[0]):
+                return None
+            # The integers are forgotten together with the parameters.
+            refs = [
+                weakref.ref(weight, lambda _: self._matrices.pop(key, None))
+                for weight in weights
+            ]
+            known = refs, Int8Matrix(weights, self._numkong, self._library)
+            self._matrices[key] = known
+        matrix = known[1]
+        return matrix.linear if name == "linear" else matrix.projections
+
+
+def _is_faster(weight: np.ndarray) -> bool:
+    """Whether a matrix is one of parameters with which products are faster here."""
+    large = weight.size >= MIN_PRODUCTS * sum(weight.shape)
+    return large and is_parameter(weight)
+
+
+class Int8Matrix:
+    """Matrices of parameters side by side, as integers, and the products with them."""
+
+    def __init__(
+        self, weights: Sequence[np.ndarray], numkong: Any, library: OneDnn | None
+    ) -> None:
+        self._round, self._multiply = numkong.astype, numkong.dots_packed
+        self._library = library
+        self._widths = [weight.shape[1] for weight in weights]
+        # Each column has a scale: its largest magnitude becomes 127.
+        peaks = [np.abs(weight).max(axis=0, initial=SMALLEST) for weight in weights]
+        rounded = [
+            np.rint(weight * (LARGEST / peak)).astype(np.int8)
+            for weight, peak in zip(weights, peaks, strict=True)
+        ]
+        joined = rounded[0] if len(rounded) == 1 else np.concatenate(rounded, axis=1)
+        # The scales of rows are their largest magnitudes: divide by both 127.
+        self._scales = np.concatenate(peaks) / (LARGEST * LARGEST)
+        self._packed = numkong.dots_pack(np.ascontiguousarray(joined.T), "int8")
+        self._scaled = ScaledMatrix(joined, self._scales) if library else None
 
     def linear(
         self,
@@ -77,72 +117,59 @@ class Int8Kernels:
         *,
         relu: bool = False,
     ) -> tuple[np.ndarray, None]:
-        """As `ops.linear`, without its gradient."""
-        out = self._product(x, (weight,), bias, relu)
-        return out.reshape(*x.shape[:-1], weight.shape[1]), None
+        """As `ops.linear`, without its gradient.
+
+        Shapes: x [..., n], weight [n, m], bias [m] -> [..., m]
+        """
+        rows = x.reshape(-1, x.shape[-1])
+        if self._library is not None and len(rows) > MAX_FEW:
+            out = self._many_rows(rows, bias, relu)
+        else:
+            # Turn the sums of integers into numbers in oneDNN's order.
+            integers, peaks = self._rounded(rows)
+            out = np.asarray(self._multiply(integers, self._packed)).astype(np.float32)
+            out *= self._scales
+            out *= peaks
+            if bias is not None:
+                out += bias
+            if relu:
+                np.maximum(out, 0, out=out)
+        return out.reshape(*x.shape[:-1], len(self._scales)), None
 
     def projections(self, x: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
         """As `ops.projections`: one product with the matrices side by side."""
-        out = self._product(x, weights)
+        out, _ = self.linear(x, weights[0])
         results = []
         end = 0
-        for weight in weights:
-            first, end = end, end + weight.shape[1]
-            results.append(out[:, first:end].reshape(*x.shape[:-1], end - first))
+        for width in self._widths:
+            first, end = end, end + width
+            results.append(out[..., first:end])
         return results
 
-    def _product(
-        self,
-        x: np.ndarray,
-        weights: tuple[np.ndarray, ...],
-        bias: np.ndarray | None = None,
-        relu: bool = False,
+    def _many_rows(
+        self, rows: np.ndarray, bias: np.ndarray | None, relu: bool
     ) -> np.ndarray:
-        """Multiply by matrices side by side, and add the bias. Shapes: -> [N, m]"""
-        matrix: ScaledMatrix = self._matrices.get(
-            weights[0].base, self._scaled_matrix, *weights
+        """Multiply by oneDNN, with rows of zeros at the end. Shapes: rows [N, n]"""
+        assert self._library is not None and self._scaled is not None
+        padded = with_more_rows(rows, np.float32)
+        padded[: len(rows)] = rows
+        integers, peaks = self._rounded(padded)
+        function = RELU if relu else None
+        out = self._library.scaled_product(
+            np.asarray(integers), peaks, self._scaled, bias=bias, function=function
         )
-        rows = x.reshape(-1, x.shape[-1])
-        count = len(rows)
-        # oneDNN multiplies many, with rows of zeros at their end.
-        if self._library is not None and count > MAX_FEW:
-            padded = with_more_rows(rows, np.float32)
-            padded[:count] = rows
-            integers, scales = self._rounded(padded)
-            function = RELU if relu else None
-            out = self._library.scaled_product(
-                np.asarray(integers), scales, matrix, bias=bias, function=function
-            )
-            return out[:count]
-        # NumKong multiplies few, and the sums become numbers in the same order.
-        integers, scales = self._rounded(rows)
-        products = self._numkong.dots_packed(integers, matrix.packed)
-        out = np.asarray(products).astype(np.float32)
-        out *= matrix.scales
-        out *= scales
-        if bias is not None:
-            out += bias
-        return np.maximum(out, 0, out=out) if relu else out
+        return out[: len(rows)]
 
     def _rounded(self, x: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Round each row to 127ths of its largest magnitude; NaN makes its scale NaN.
+        """Return x as integers, and the largest magnitude of each row.
 
-        Returns: the integers [N, n] int8, and the scale of each row [N, 1]
+        The largest magnitude becomes 127. NaN becomes 0, but makes its row's NaN.
+
+        Shapes: x [N, n]
         """
-        peaks = np.maximum(np.abs(x).max(axis=1, keepdims=True), SMALLEST)
-        integers = self._numkong.astype(x * (LARGEST / peaks), "int8")
-        return integers, peaks / LARGEST
-
-    def _scaled_matrix(self, *matrices: np.ndarray) -> ScaledMatrix:
-        """Return matrices of parameters side by side, as integers, also packed."""
-        integers, scales = [], []
-        for matrix in matrices:
-            peaks = np.maximum(np.abs(matrix).max(axis=0), SMALLEST)
-            integers.append(np.rint(matrix * (LARGEST / peaks)).astype(np.int8))
-            scales.append(peaks / LARGEST)
-        joined = integers[0] if len(integers) == 1 else np.concatenate(integers, axis=1)
-        packed = self._numkong.dots_pack(np.ascontiguousarray(joined.T), "int8")
-        return ScaledMatrix(joined, np.concatenate(scales), packed)
+        magnitudes = np.abs(x)
+        peaks = magnitudes.max(axis=1, keepdims=True, initial=SMALLEST)  # [N, 1]
+        return self._round(x * (LARGEST / peaks), "int8"), peaks
 
 
 @functools.cache

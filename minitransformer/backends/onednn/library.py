@@ -347,17 +347,14 @@ class OneDnn:
 class ScaledMatrix:
     """Integers times a scale for each column: the B of `OneDnn.scaled_product`.
 
-    The integers are contiguous or transposed. `packed` are the same for NumKong.
+    The integers are contiguous or transposed.
 
     Shapes: integers [k, m] int8, scales [m] float32
     """
 
-    def __init__(
-        self, integers: np.ndarray, scales: np.ndarray, packed: Any = None
-    ) -> None:
+    def __init__(self, integers: np.ndarray, scales: np.ndarray) -> None:
         self.integers = integers
         self.scales = scales
-        self.packed = packed
         rows, columns = integers.shape
         self.layout = _layout(INT8, rows, columns, _is_transposed(integers))
         self.addresses = [*map(address_of, (integers, scales))]
