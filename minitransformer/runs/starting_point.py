@@ -80,12 +80,8 @@ def new_settings(args: argparse.Namespace) -> RunConfig:
 
     # The shape of the model; the word pieces of a file decide their number.
     sizes = flags_of(args, ModelConfig)
-    vocabulary = None
-    if args.vocabulary is not None:
-        if "vocab_size" in sizes:
-            raise UsageError("--vocab-size does nothing with --vocabulary")
-        vocabulary = str(args.vocabulary.absolute())
-        sizes["vocab_size"] = Tokenizer.read(args.vocabulary).vocab_size
+    if args.vocabulary and "vocab_size" in sizes:
+        raise UsageError("--vocab-size does nothing with --vocabulary")
     model, start = choose_model(args.start, preset, sizes)
 
     # All together, with the other flags.
@@ -96,7 +92,7 @@ def new_settings(args: argparse.Namespace) -> RunConfig:
         training=make_config(TrainingConfig, preset, flags_of(args, TrainingConfig)),
         decoding=make_config(DecodingConfig, preset, flags_of(args, DecodingConfig)),
         text={split: pair.paths for split, pair in text.items()},
-        vocabulary=vocabulary,
+        vocabulary=args.vocabulary and str(args.vocabulary.absolute()),
         start=start,
     )
     settings.refuse_useless(args)
@@ -168,7 +164,7 @@ def first_checkpoint(
     config = replace(settings.model, vocab_size=size)
     model = Transformer(config, settings.training.seed)
     line = ""
-    if size < settings.model.vocab_size:
+    if size < settings.model.vocab_size and settings.vocabulary is None:
         asked = f"not {settings.model.vocab_size:,}"
         line = f"vocabulary  {size:,} word pieces, {asked}: the text supports no more"
 
@@ -195,13 +191,10 @@ def first_tokenizer(
     cache: Path,
     cores: int,
 ) -> Tokenizer:
-    """Return the vocabulary of a file, or of the other model, or learn one.
-
-    Raises: ValueError if the file has another number of word pieces.
-    """
+    """Return the vocabulary of a file, or of the other model, or learn one."""
     size = settings.model.vocab_size
     if settings.vocabulary is not None:
-        return Tokenizer.read(Path(settings.vocabulary), size)
+        return Tokenizer.read(Path(settings.vocabulary))
     if other is not None and other.tokenizer.vocab_size == size:
         return other.tokenizer
     return cached_tokenizer(train, size, cache, cores)

@@ -281,26 +281,20 @@ class RunConfig:
     def resumed(self, namespace: argparse.Namespace) -> RunConfig:
         """Apply the flags that a resumed run may change (RESUMABLE).
 
-        Raises: UsageError if another has a new value or names text, or one is wrong.
+        Raises: UsageError if there is another flag of a setting, or one is wrong.
         """
-        # Refuse flags of text, and new values of settings that must stay.
-        refused = list(flags_of(namespace, TextConfig))
-        for part in (self.model, self.training, self.decoding):
-            values = flags_of(namespace, type(part))
-            asked = make_config(type(part), vars(part), values)
-            changed = {x for x in values if getattr(asked, x) != getattr(part, x)}
-            refused += sorted(changed.difference(RESUMABLE))
-        if refused:
-            raise UsageError(
-                f"{flag_name(refused[0])}: cannot change in a resumed run; "
-                f"what can: {', '.join(map(flag_name, RESUMABLE))}"
-            )
-        # Replace the settings that may change.
-        values = flags_of(namespace, TrainingConfig)
-        changes = {x: y for x, y in values.items() if x in RESUMABLE}
+        for cls in SETTINGS:
+            for name in flags_of(namespace, cls):
+                if name not in RESUMABLE:
+                    can = ", ".join(map(flag_name, RESUMABLE))
+                    raise UsageError(
+                        f"{flag_name(name)}: cannot change in a resumed run; "
+                        f"what can: {can}"
+                    )
+        changes = flags_of(namespace, TrainingConfig)
         training = make_config(TrainingConfig, vars(self.training), changes)
         resumed = dataclasses.replace(self, training=training)
-        resumed.refuse_useless(argparse.Namespace(**changes))
+        resumed.refuse_useless(namespace)
         return resumed
 
     @classmethod

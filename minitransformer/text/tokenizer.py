@@ -147,20 +147,16 @@ class Tokenizer:
         return cls(model.getvalue())
 
     @classmethod
-    def read(cls, path: Path, vocab_size: int | None = None) -> Tokenizer:
+    def read(cls, path: Path) -> Tokenizer:
         """Read a SentencePiece model, also one that was made elsewhere.
 
-        Raises: ValueError naming the file if it holds something else, or not
-        `vocab_size` pieces; OSError if it cannot be read.
+        Raises: ValueError naming the file if it holds something else; OSError if it
+        cannot be read.
         """
         try:
             if path.is_fifo():
                 raise ValueError("expected a SentencePiece model, got a pipe")
-            tokenizer = cls(path.read_bytes())
-            size = tokenizer.vocab_size
-            if vocab_size not in (None, size):
-                raise ValueError(f"expected {vocab_size} word pieces, got {size}")
-            return tokenizer
+            return cls(path.read_bytes())
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 

@@ -85,19 +85,22 @@ class TrainingRun:
     def check_ranks(self, precision: str) -> None:
         """Raises: DivergedError if ranks would not train the same in the same way."""
         state = asdict(self.state)
-        digests = state.pop("text")
-        shared = {
-            "threads": self.cores,
-            "vocabulary": self.start.tokenizer.checksum,
-            **vars(self.settings.model),
-            **vars(self.settings.training),
-            **vars(self.settings.decoding),
-            "precision": precision,
-        }
-        for split, name in SPLITS.items():
-            shared[f"digest of the {name} text"] = digests.get(split)
-        shared |= {f"{name} of the checkpoint": x for name, x in state.items()}
-        self.ranks.assert_equal(shared)
+        text = state.pop("text")
+        self.ranks.assert_equal(
+            {
+                "threads": self.cores,
+                "vocabulary": self.start.tokenizer.checksum,
+                **vars(self.settings.model),
+                **vars(self.settings.training),
+                **vars(self.settings.decoding),
+                "precision": precision,
+                **{
+                    f"digest of the {name} text": text.get(x)
+                    for x, name in SPLITS.items()
+                },
+                **{f"{name} of the checkpoint": x for name, x in state.items()},
+            }
+        )
 
     def begin(self, resumes: bool) -> None:
         """Begin the run directory, or restore it as of the last checkpoint."""
