@@ -88,8 +88,8 @@ ALONE = "--dry-run runs in one process: leave out --ranks and --gpus"
 def test_bad_arguments_get_one_line(place, flags, code, message):
     for name in ("t", "u"):
         (place / name).write_text("a b c\n")
-    if "--device" in flags:
-        flags += " --train-source t --train-target u"
+    if "--device" in flags or "--best-by bleu" in flags:
+        flags += " --train-source t --train-target u --val-source t --val-target u"
     found, _, error = run_main(train.main, *flags.split())
     last = error.splitlines()[-1]
     assert (found, message in last) == (code, True), error
@@ -229,8 +229,9 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_flag(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         real(path, *rest, **options)
 
+    text, _ = named_text(place)
     monkeypatch.setattr(os, "mkdir", mkdir)
-    code, _, error = run_main(train.main, *flags.split())
+    code, _, error = run_main(train.main, *text, *flags.split())
     assert (code, error.count("\n"), advice in error) == (1, 1, True), error
 
 

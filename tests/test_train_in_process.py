@@ -389,7 +389,8 @@ def test_bleu_is_of_the_words_of_the_script_or_as_a_flag_says(
         Path(f"{split}.xx").write_text(lines, encoding="utf-8")
         shutil.copy(Path(text[1]) / f"{split}.en", f"{split}.en")
     here = "--data . --target xx --vocab-size 15 --validate-bleu 5 --run run".split()
-    out = start(*here, "--learning-rate", 0.03, "--steps", 40, *flags)
+    limits = "--steps", 40, "--validate-every", 40
+    out = start(*here, "--learning-rate", 0.03, *limits, *flags)
     assert f"|tok:{name}|" in out
     told = out.count("BLEU        references look tokenised: ")
     assert told == target.endswith(" .")
@@ -735,10 +736,10 @@ def test_the_text_of_every_split_is_compared(start, whole, text, split, name):
     assert f"the {name} text has changed" in error
 
 
-def test_fewer_positions_than_tokens_are_refused_before_training(place):
+def test_fewer_positions_than_tokens_are_refused_before_training(text, place):
     limits = {**SHORT, "max_positions": 20, "positions": "learned"}
     (place / "limits.json").write_text(json.dumps(limits))
-    flags = [*MODEL, "--config", "limits.json", "--run", "run", "--steps", 1]
+    flags = [*text, *MODEL, "--config", "limits.json", "--run", "run"]
     code, _, error = run_main(train.main, *flags)
     assert (code, error.count("\n")) == (2, 1), error
     assert "at most the learned positions (max_positions), 20, got 256" in error
