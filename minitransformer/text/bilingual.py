@@ -28,8 +28,6 @@ LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 LETTER = re.compile(r"[^\W\d_]")
 # A cell as spreadsheets write it into text if it has quotes.
 QUOTED = re.compile('"(?:[^"]|"")*"')
-# How many lines of a .csv say what divides its cells.
-SAMPLE = 100
 
 
 def read_bilingual(path: Path, languages: Pair = ("", "")) -> Bilingual:
@@ -187,17 +185,18 @@ def read_rows(lines: Iterable[str], is_csv: bool) -> list[list[str]]:
     """Return the cells of each line, or of each row of a .csv. Raises: csv.Error"""
     if not is_csv:
         return [line.split("\t") for line in lines]
-    lines = list(lines)
-    ended = (f"{line}\n" for line in lines)
-    return list(csv.reader(ended, strict=True, delimiter=divider(lines)))
+    lines = [f"{line}\n" for line in lines]
+    return list(csv.reader(lines, strict=True, delimiter=divider(lines)))
 
 
 def divider(lines: Sequence[str]) -> str:
-    """Return what divides the cells of a .csv, most rows of which have as many."""
+    """Return what divides the cells of a .csv, so that most rows have as many."""
 
     def regular_rows(delimiter: str) -> int:
-        rows = csv.reader(lines[:SAMPLE], delimiter=delimiter)
-        widths = [len(row) for row in rows if len(row) > 1]
-        return max(map(widths.count, widths), default=0)
+        rows = csv.reader(lines, strict=True, delimiter=delimiter)
+        with suppress(csv.Error):
+            widths = [len(row) for row in rows if len(row) > 1]
+            return max(map(widths.count, {*widths}), default=0)
+        return 0
 
-    return max("\t;,", key=regular_rows)
+    return max(",;\t", key=regular_rows)

@@ -4,9 +4,10 @@ import csv
 import gzip
 import re
 import sys
+from itertools import chain
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from minitransformer.text.bilingual import import_toolkit, read_bilingual
@@ -17,7 +18,7 @@ needs_toolkit = pytest.mark.skipif(
 )
 cells = st.text("abü ,;\"'.", min_size=1, max_size=9).filter(str.strip)
 pairs = st.lists(
-    st.tuples(cells, cells).map(lambda x: (f"e{x[0]}", f"d{x[1]}")), min_size=1
+    st.tuples(cells, cells).map(lambda x: (f"E{x[0]}", f"D{x[1]}")), min_size=1
 )
 
 
@@ -36,6 +37,9 @@ def place(tmp_path_factory):
 def test_a_csv_is_read_as_the_module_csv_writes_it(
     place, pairs, delimiter, quoting, heading, mark
 ):
+    # Without quotes, a single row may be divided in two ways.
+    rest = {*",;"} - {delimiter}
+    assume(quoting == csv.QUOTE_ALL or not rest & {*"".join(chain(*pairs))})
     path = place / "a.csv"
     with open(path, "w", encoding="utf-8", newline="") as file:
         file.write(mark)
