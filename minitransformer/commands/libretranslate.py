@@ -71,8 +71,9 @@ class LibreTranslate:
     Requests that wait are translated together.
     """
 
-    def __init__(self, directions: Sequence[Direction]) -> None:
+    def __init__(self, directions: Sequence[Direction], needs_key: bool) -> None:
         self.directions = directions
+        self.needs_key = needs_key
         self.queue = TranslationQueue()
         # Names as people read them; a code that is none is its own name.
         known = Locale("en").languages
@@ -102,13 +103,14 @@ class LibreTranslate:
             for code, name in self.names.items()
         ]
 
-    @property
-    def settings(self) -> Fields:
+    async def settings(self, request: Fields) -> Fields:
         """Return what LibreTranslate's own page and other programs ask for first."""
         first = self.directions[0]
         return {
+            "apiKeys": self.needs_key,
             "charLimit": self.limit,
             "filesTranslation": False,
+            "keyRequired": self.needs_key,
             "language": {
                 name: {"code": code, "name": self.names[code]}
                 for name, code in (("source", first.source), ("target", first.target))
@@ -118,16 +120,16 @@ class LibreTranslate:
         }
 
     async def detect(self, request: Fields) -> list[Fields]:
-        return [self._detected(_texts(request), [*self.names])]
+        return [self._detected(_texts(request))]
 
-    def _detected(self, texts: Sequence[str], codes: Sequence[str]) -> Fields:
-        """Return the likeliest of some languages, and its probability in percent.
+    def _detected(self, texts: Sequence[str]) -> Fields:
+        """Return the likeliest language that is served, and its probability in percent.
 
         The first is taken of those that are equally likely, or not known.
         """
         text = "\n".join(texts)[:MAX_DETECTED]
         probabilities = dict(self._detector.rank(text)) if self._detects else {}
-        code = max(codes, key=lambda code: probabilities.get(code, 0))
+        code = max(self.names, key=lambda code: probabilities.get(code, 0))
         return {
             "confidence": round(100 * probabilities.get(code, 0)),
             "language": code,
@@ -173,23 +175,14 @@ class LibreTranslate:
         """
         source = self._code(request, "source")
         target = self._code(request, "target")
-        fitting = [
-            x
-            for x in self.directions
-            if source in (x.source, "auto") and target in (x.target, "auto")
-        ]
-        # Detect a source that has a model, or the target itself.
         detected = None
-        if source == "auto":
-            codes = [*(x.source for x in fitting), target]
-            detected = self._detected(texts, [x for x in codes if x != "auto"])
-            source = detected["language"]
-        elif request.get("details"):
-            detected = self._detected(texts, [*self.names])
+        if source == "auto" or request.get("details"):
+            detected = self._detected(texts)
+            source = detected["language"] if source == "auto" else source
         if source == target:
             return None, detected
-        for direction in fitting:
-            if direction.source == source:
+        for direction in self.directions:
+            if source == direction.source and target in (direction.target, "auto"):
                 return direction, detected
         expected = ", ".join(f"{x.source} to {x.target}" for x in self.directions)
         raise ValueError(f"{source} to {target} is not supported: expected {expected}")

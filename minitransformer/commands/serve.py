@@ -74,7 +74,7 @@ class Door:
         routes: dict[tuple[str, str], Endpoint] = {
             # What anybody may ask who reaches the server.
             ("GET", "/"): self._page,
-            ("GET", "/frontend/settings"): self._endpoint(self._settings),
+            ("GET", "/frontend/settings"): self._endpoint(interface.settings),
             ("GET", "/health"): self._endpoint(self._health),
             ("GET", "/languages"): self._endpoint(interface.languages),
             # What needs the key.
@@ -120,10 +120,6 @@ class Door:
             FIGURES=html.escape("; ".join(figures)),
         )
         return HTMLResponse(text)
-
-    async def _settings(self, fields: Fields) -> Fields:
-        needed = bool(self.api_key)
-        return {**self.interface.settings, "apiKeys": needed, "keyRequired": needed}
 
     async def _health(self, fields: Fields) -> Fields:
         return {"status": "ok"}
@@ -294,7 +290,7 @@ class Server(uvicorn.Server):
         if not (api_key or is_open or bound.is_loopback):
             api_key = secrets.token_urlsafe(16)
         self.api_key = api_key
-        self.interface = LibreTranslate(directions)
+        self.interface = LibreTranslate(directions, needs_key=bool(api_key))
         config = uvicorn.Config(
             Door(self.interface, api_key).app,
             loop="asyncio",

@@ -80,7 +80,8 @@ class TranslationQueue:
 
     def _next(self) -> None:
         """Compute a batch of the first jobs of a kind."""
-        jobs = [self.waiting.popleft() for _ in range(len(self.waiting))]
+        waiting = [self.waiting.popleft() for _ in range(len(self.waiting))]
+        jobs = [job for job in waiting if job.lines]  # else one of its lines was wrong
         if not jobs:  # earlier calls did them
             return
         # Choose the first job of another model than that of the last batch, if any.

@@ -295,9 +295,9 @@ def test_models_take_turns_batch_by_batch():
         first = queue.submit(job(one, "held"))
         assert FakeTranslator.began.wait(30)
         long = queue.submit(job(one, *"abcde"))
-        wrong = queue.submit(job(one, "f", "g", "wrong"))
+        wrong = queue.submit(job(one, "f", "g", "wrong", *"hijk"))
         short = queue.submit(job(other, "x"))
-        assert queue.size() == 90
+        assert queue.size() == 130
         FakeTranslator.go_on.set()
         assert first.result(30) == [">HELD"]
         assert long.result(30) == [f">{x}" for x in "ABCDE"]

@@ -262,6 +262,7 @@ element("file").addEventListener("change", async ({ target }) => {
 });
 // Put the lines of each paragraph together, so that Ctrl+Z takes them apart again.
 element("join").addEventListener("click", async () => {
+  if (!text.value.trim()) return;
   try {
     // From one language to the same, the text comes back.
     const asked = { source: to.value, q: text.value, paragraphs: true };
