@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from minitransformer.cli import Parser, exit_code, positive
 from minitransformer.runs.outputs import check_output
@@ -14,32 +14,14 @@ from minitransformer.settings.scripts import as_installed
 from minitransformer.system.files import atomic_folder
 from minitransformer.text.clean import clean
 from minitransformer.text.find import find_splits
-from minitransformer.text.lines import open_output
-from minitransformer.text.pairs import TextPair
+from minitransformer.text.pairs import TextPair, write_pairs
 
 
-class Part(NamedTuple):
-    """Parallel text, how often it is repeated, and its tag."""
-
-    text: TextPair
-    repeat: int
-    tag: str
-
-
-def write_split(
-    folder: Path, split: str, languages: Sequence[str], parts: Sequence[Part]
-) -> int:
-    """Write the pairs of all parts with their tags; return the number of pairs."""
-    count = 0
-    source, target = (folder / f"{split}.{language}.gz" for language in languages)
-    with open_output(source) as sources, open_output(target) as targets:
-        for text, repeat, tag in parts:
-            pairs = (pair for _ in range(repeat) for pair in text.lines())
-            for s, t in pairs:
-                sources.write(f"{tag} {s}\n" if tag and clean(s) else f"{s}\n")
-                targets.write(f"{t}\n")
-                count += 1
-    return count
+def tagged(text: TextPair, repeat: int, tag: str) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a corpus so often, with its tag before what is not blank."""
+    for _ in range(repeat):
+        for source, target in text.lines():
+            yield f"{tag} {source}" if tag and clean(source) else source, target
 
 
 def one_for_each(flag: str, values: Sequence, count: int) -> list:
@@ -76,17 +58,18 @@ def mix(args: argparse.Namespace) -> None:
         expected = "--source and --target: expected two languages"
         raise UsageError(f"{expected}, got {languages[0]} for both")
     # The parts of each split; only training text is repeated.
-    splits: dict[str, list[Part]] = {"train": [], "val": [], "test": []}
+    splits = dict[str, list[Iterator[tuple[str, str]]]]()
     for place, source, target, repeat, tag in zip(*each, strict=True):
         for split, text in find_splits(place, source, target).items():
-            splits[split].append(Part(text, repeat if split == "train" else 1, tag))
-    with atomic_folder(args.folder) as partial:
-        sizes = [
-            f"{write_split(partial, split, languages, parts):,} {split}"
-            for split, parts in splits.items()
-            if parts
-        ]
+            times = repeat if split == "train" else 1
+            splits.setdefault(split, []).append(tagged(text, times, tag))
     source, target = languages
+    sizes = []
+    with atomic_folder(args.folder) as partial:
+        for split, parts in splits.items():
+            pairs = itertools.chain.from_iterable(parts)
+            files = [partial / f"{split}.{language}.gz" for language in languages]
+            sizes.append(f"{write_pairs(pairs, files[0], files[1]):,} {split}")
     command = f"train.py --data {args.folder} --source {source} --target {target}"
     print(as_installed(f"{', '.join(sizes)} pairs, for {command}"))
 

@@ -16,7 +16,7 @@ from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_folder
 from minitransformer.text.bilingual import Pair, read_bilingual
 from minitransformer.text.clean import clean
-from minitransformer.text.lines import open_output
+from minitransformer.text.pairs import write_pairs
 
 
 def split_pairs(
@@ -85,7 +85,10 @@ def split(args: argparse.Namespace) -> None:
                 f"{args.pairs}: expected {count:,} {name} pairs without a "
                 f"sentence of another split, found {len(splits[name]):,}"
             )
-    write_splits(args.folder, splits, languages)
+    with atomic_folder(args.folder) as folder:
+        for name, chosen in splits.items():
+            files = [folder / f"{name}.{language}.gz" for language in languages]
+            write_pairs(chosen, files[0], files[1])
     # Say how many pairs each split has, and how many are in none.
     left_out = len(pairs) - sum(map(len, splits.values()))
     blank = sum(not all(pair) for pair in pairs)
@@ -94,17 +97,6 @@ def split(args: argparse.Namespace) -> None:
         f"{sizes}; left out: {left_out:,} of {len(pairs):,} pairs, "
         f"{blank:,} with a blank side"
     )
-
-
-def write_splits(
-    folder: Path, splits: dict[str, list[Pair]], languages: tuple[str, str]
-) -> None:
-    """Write each side of each split to SPLIT.LANGUAGE.gz, or nothing at all."""
-    with atomic_folder(folder) as partial:
-        for name, pairs in splits.items():
-            for side, language in enumerate(languages):
-                with open_output(partial / f"{name}.{language}.gz") as file:
-                    file.writelines(pair[side] + "\n" for pair in pairs)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,13 +7,13 @@ import hashlib
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from minitransformer.system.announce import announce
-from minitransformer.text.bilingual import Bilingual, read_bilingual
-from minitransformer.text.lines import open_text, read_lines, require_file
+from minitransformer.text.bilingual import Bilingual, Pair, read_bilingual
+from minitransformer.text.lines import open_output, open_text, read_lines, require_file
 
 # Making a vocabulary or batches of a text of this size, in bytes, takes some seconds.
 LARGE = 500_000
@@ -111,6 +111,17 @@ def text_pairs(files: Mapping[str, Sequence[str]]) -> dict[str, TextPair]:
         if source != target and os.path.samefile(source, target):
             raise ValueError(f"{target}: expected a target, got the source {source}")
     return {split: TextPair(Path(s), Path(t)) for split, (s, t) in files.items()}
+
+
+def write_pairs(pairs: Iterable[Pair], source: Path, target: Path) -> int:
+    """Write the lines of two files, plain or .gz; return the number of pairs."""
+    count = 0
+    with open_output(source) as sources, open_output(target) as targets:
+        for one, other in pairs:
+            sources.write(f"{one}\n")
+            targets.write(f"{other}\n")
+            count += 1
+    return count
 
 
 def check_files(output: Path | None, source: Path | None, *others: Path | None) -> None:
