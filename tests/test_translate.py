@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import translate
 from minitransformer.runs import checkpoint, models
@@ -89,24 +87,6 @@ def test_a_terminal_shows_how_many_lines_are_done(model_path, tmp_path):
     code, shown = run_on_a_terminal(*flags, *SHORT, *limit)
     assert (code, len(shown), "2/3" in shown[0]) == (1, 3, True)
     assert shown[1].startswith("translate.py: error: line 3: expected at most 9 ")
-
-
-text_line = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-
-
-@given(st.lists(text_line.map(lambda s: s.replace("\n", "")), min_size=1, max_size=6))
-def test_as_many_lines_come_out_in_order(model_path, lines):
-    """Whatever the characters: blank to blank, one line a line."""
-    folder = Path(model_path).parent
-    (folder / "in").write_bytes("\n".join([*lines, "the cat"]).encode())
-    flags = ["--model", model_path, *SHORT, "--beam", "2", "--nbest", "1"]
-    files = ["-i", str(folder / "in"), "-o", str(folder / "out")]
-    assert translate.main([*flags, *files]) == 0
-    output = (folder / "out").read_bytes().decode().split("\n")
-    assert len(output) == len(lines) + 2
-    for source, translation in zip(lines, output, strict=False):
-        if not source.strip():
-            assert translation == ""
 
 
 def test_nbest_lines_and_json_agree(model_path):
