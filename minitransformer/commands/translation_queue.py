@@ -91,14 +91,11 @@ class TranslationQueue:
         alike = [job for job in jobs if job.kind == first.kind]
         # Fill a batch with lines of this job, and of those of its kind.
         room = first.config.decode_tokens
-        batch = list[tuple[Job, list[Line]]]()
+        batch = list[tuple[Job, Line]]()
         for job in alike:
-            lines = list[Line]()
             while job.lines and room > 0:
-                lines.append(job.lines.popleft())
-                room -= lines[-1].size
-            if lines:
-                batch.append((job, lines))
+                batch.append((job, job.lines.popleft()))
+                room -= batch[-1][1].size
         # What is left waits again, the job that was begun behind the others.
         left = [job for job in alike if job.lines]
         self.waiting.extend(job for job in jobs if job.kind != first.kind)
@@ -107,29 +104,28 @@ class TranslationQueue:
         if self.waiting:
             self._worker.submit(self._next)
 
-    def _compute(self, batch: Sequence[tuple[Job, list[Line]]]) -> None:
+    def _compute(self, batch: Sequence[tuple[Job, Line]]) -> None:
         """Add the results of lines to their jobs, or set the error of each job."""
+        jobs = [*dict.fromkeys(job for job, _ in batch)]
         try:
-            results = iter(self._results(batch))
+            results = self._results(jobs[0], [line for _, line in batch])
         except Exception as error:
-            if len(batch) > 1:  # one of them is the cause
-                for part in batch:
-                    self._compute([part])
+            if len(jobs) > 1:  # one of them is the cause
+                for job in jobs:
+                    self._compute([pair for pair in batch if pair[0] is job])
                 return
-            [(job, _)] = batch
-            job.lines.clear()
-            job.result.set_exception(error)
+            jobs[0].lines.clear()
+            jobs[0].result.set_exception(error)
             return
-        for job, lines in batch:
-            job.done += [next(results) for _ in lines]
+        for (job, _), result in zip(batch, results, strict=True):
+            job.done.append(result)
+        for job in jobs:
             if not job.lines:
                 job.result.set_result(job.done)
 
-    def _results(self, batch: Sequence[tuple[Job, list[Line]]]) -> list[Any]:
-        """Return the result of each line, in order."""
-        job = batch[0][0]
+    def _results(self, job: Job, lines: Sequence[Line]) -> list[Any]:
+        """Return the result of each line, in order, for jobs of this kind."""
         job.translator.use_device()
-        lines = [line for _, each in batch for line in each]
         texts = [line.text for line in lines]
         if job.shows_attention:
             return [
