@@ -26,6 +26,7 @@ from minitransformer.cli import (
     positive,
     say,
 )
+from minitransformer.engine.backend import backend_of
 from minitransformer.runs.models import (
     card_title,
     described,
@@ -293,6 +294,9 @@ def load_model(args: argparse.Namespace) -> Translator:
         tag=args.tag,
         glossary=args.glossary,
     )
+    precision = backend_of(translator.model.embedding.table.data).precision
+    if precision == "int8" and args.precision is None:
+        say("translate.py: products in int8, as the model is stored (--precision)")
     flags = flags_of(args, TranslationConfig)
     translator.decoding = TranslationConfig.changed(translator.decoding, flags)
     return translator

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 
-from minitransformer.backends.devices import open_device
+from minitransformer.backends.devices import multiplies_int8_fast, open_device
 from minitransformer.runs import checkpoint
 from minitransformer.runs.models import find_checkpoint, fingerprint, require_alike
 from minitransformer.settings.config import UNK_ID
@@ -41,12 +41,13 @@ def load(
     user, or else the shipped model. Several paths make an ensemble: its probabilities
     are averaged, and it decodes with the settings of the first run. `device` is "cpu",
     "cuda" or "cuda:N". `precision` holds for all models of this process (see
-    `devices.open_device`). A processor translates on one core; on Linux, `threads`
-    above 1 divides the lines of a call among so many forked processes. Do not ask for
-    them in a program whose other threads hold locks. From now on, this process keeps
-    the memory that it frees for reuse (`tune_allocator`). `tag` is put before every
-    line, for a model of several corpora. `glossary` has translations of terms, or is a
-    file of them (`read_glossary`).
+    `devices.open_device`); models that are stored in 8 bits have products in int8 by
+    default, on a processor where these are faster. A processor translates on one core;
+    on Linux, `threads` above 1 divides the lines of a call among so many forked
+    processes. Do not ask for them in a program whose other threads hold locks. From now
+    on, this process keeps the memory that it frees for reuse (`tune_allocator`). `tag`
+    is put before every line, for a model of several corpora. `glossary` has
+    translations of terms, or is a file of them (`read_glossary`).
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """
@@ -60,6 +61,10 @@ def load(
     named: list[Path | None] = [Path(path) for path in paths] or [None]
     places = [find_checkpoint(path) for path in named]
     checkpoints = [checkpoint.load(place) for place in places]
+    if precision is None and device == "cpu":
+        are_in_8_bits = all(loaded.stored == "int8" for loaded in checkpoints)
+        precision = "int8" if are_in_8_bits and multiplies_int8_fast() else "fp32"
+        opened = open_device(device, precision, threads)
     tokenizer = checkpoints[0].tokenizer
     state = checkpoints[0].state
     first = fingerprint(places[0], checkpoints[0])

@@ -101,6 +101,16 @@ def open_device(
     return Device(name, cupy, chosen, low_precision_type(chosen), 1)
 
 
+def multiplies_int8_fast() -> bool:
+    """Whether products in int8 are faster than in fp32 on this processor."""
+    from minitransformer.backends.onednn import int8
+
+    try:
+        return int8.open_kernels().is_fast
+    except RuntimeError:
+        return False
+
+
 def open_kernels(precision: str) -> Bfloat16Kernels | Int8Kernels:
     """Return oneDNN's kernels for a precision. Raises: RuntimeError as `OneDnn`."""
     from minitransformer.backends.onednn import bfloat16, int8

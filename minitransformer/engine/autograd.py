@@ -67,6 +67,11 @@ def no_grad() -> Iterator[None]:
         _recording.reset(token)
 
 
+def is_recording() -> bool:
+    """Whether this thread records operations."""
+    return _recording.get()
+
+
 @contextmanager
 def wrap_primitives(wrapper: Wrapper) -> Iterator[None]:
     """Run `wrapper(name, body)` in place of each primitive's body, in this thread."""

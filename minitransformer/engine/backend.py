@@ -39,14 +39,16 @@ def do_nothing(array: Array) -> None:
 class Backend:
     """What a device does in its own way; the defaults are for NumPy without oneDNN.
 
-    `find_kernel` looks up operations by name: those of `ops.py`, and add_arrays,
-    exponentials, matmul and round_for. `beam_search` stands in for `BeamSearch` of
-    `translation/`. `logits_to_score` is the number of logits that are computed at a
-    time to score given translations; by default it is that of the loss.
-    `parameters_changed` renews what was prepared from a vector of parameters.
-    `select_device` selects an array's GPU in the current thread.
+    `precision` is the number format of products with parameters. `find_kernel` looks up
+    operations by name: those of `ops.py`, and add_arrays, exponentials, matmul and
+    round_for. `beam_search` stands in for `BeamSearch` of `translation/`.
+    `logits_to_score` is the number of logits that are computed at a time to score given
+    translations; by default it is that of the loss. `parameters_changed` renews what
+    was prepared from a vector of parameters. `select_device` selects an array's GPU in
+    the current thread.
     """
 
+    precision: str = "fp32"
     find_kernel: FindKernel = find_no_kernel
     beam_search: Callable[..., Any] | None = None
     logits_to_score: int | None = None

@@ -31,6 +31,11 @@ LAYER_NORM_EPSILON = 1e-6
 LOGITS_PER_CHUNK = 1 << 22
 MIN_ROWS_PER_CHUNK = 256
 
+# Products of so few rows are computed in pieces of so many multiplications, for which
+# OpenBLAS has other code.
+FEW_ROWS = 12
+SMALL_PRODUCT = 500_000
+
 # Exponentials of numbers nearer to 0 than this neither overflow nor vanish in float32.
 SAFE_EXPONENT = 30
 
@@ -400,12 +405,33 @@ def matmul(a: Array, b: Array, bias: Array | None = None, relu: bool = False) ->
 
 
 def _matmul(a: Array, b: Array, bias: Array | None, relu: bool) -> Array:
-    out = a @ b
+    is_few = 1 < len(a) <= FEW_ROWS and a.size * b.shape[1] > SMALL_PRODUCT
+    out = _product_of_few(a, b) if is_few and array_module(a) is np else a @ b
     if bias is not None:
         out += bias
     if relu:
         array_module(out).maximum(out, 0, out=out)
     return out
+
+
+def _product_of_few(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return A B for few rows of A, in pieces so small that BLAS reads B only once.
+
+    For a larger product it copies B first. Shapes: a [N, n], b [n, m] -> [N, m]
+    """
+    step = max(SMALL_PRODUCT // a.size, 1)
+    parts = [slice(i, i + step) for i in range(0, b.shape[1], step)]
+    if b.flags.c_contiguous:
+        out = np.empty((len(a), b.shape[1]), a.dtype)
+        for part in parts:
+            np.matmul(a, b[:, part], out=out[:, part])
+        return out
+    # B is transposed, such as the table of embeddings: return (B^T A^T)^T.
+    turned = np.empty((b.shape[1], len(a)), a.dtype)
+    columns = np.ascontiguousarray(a.T)
+    for part in parts:
+        np.matmul(b.T[part], columns, out=turned[part])
+    return np.ascontiguousarray(turned.T)
 
 
 # Helpers

@@ -49,7 +49,8 @@ SCALES = ".scales"  # after the name of a matrix that is stored as int8
 class Checkpoint:
     """A model with its tokenizer, and the state of the run that trains it.
 
-    `moments` are Adam's first and second moment.
+    `moments` are Adam's first and second moment. `stored` is the type of the parameters
+    in the file.
     """
 
     model: Transformer
@@ -57,6 +58,7 @@ class Checkpoint:
     parameters: ParameterBuffer
     state: RunState = field(default_factory=RunState)
     moments: tuple[np.ndarray, np.ndarray] | None = None
+    stored: str = "float32"
 
 
 def save(
@@ -220,7 +222,7 @@ def _read(file: safe_open, with_moments: bool) -> Checkpoint:
         like = parameters.data
         first, second = (read(name, like.shape, like.dtype) for name in MOMENTS)
         moments = first, second
-    return Checkpoint(model, tokenizer, parameters, state, moments)
+    return Checkpoint(model, tokenizer, parameters, state, moments, stored)
 
 
 def _read_tensor(

@@ -52,7 +52,9 @@ class Bfloat16Kernels:
     def backend(self) -> Backend:
         """Return the backend that computes with these kernels."""
         return Backend(
-            find_kernel=self.find, parameters_changed=self.parameters_changed
+            precision="bf16",
+            find_kernel=self.find,
+            parameters_changed=self.parameters_changed,
         )
 
     def find(self, name: str, arrays: tuple[Any, ...]) -> Callable[..., Any] | None:

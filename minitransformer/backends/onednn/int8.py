@@ -7,7 +7,8 @@ the products in float32:
 
     x W ~ (q_x q_W) scale_W scale_x
 
-Everything else stays float32, as with `--precision bf16`. There are no gradients.
+Everything else stays float32, as with `--precision bf16`, and so does whatever is
+recorded for a gradient.
 
 NumKong rounds and multiplies on any processor. It is the fastest for few rows, such as
 the beams of one sentence: oneDNN's products have at least 16 rows. oneDNN multiplies
@@ -28,6 +29,7 @@ import numpy as np
 
 from minitransformer.backends.onednn.kernels import is_parameter, with_more_rows
 from minitransformer.backends.onednn.library import RELU, OneDnn, ScaledMatrix
+from minitransformer.engine.autograd import is_recording
 from minitransformer.engine.backend import Backend
 from minitransformer.settings.extras import import_extra
 
@@ -52,9 +54,15 @@ class Int8Kernels:
         # By the ids of arrays of parameters: references to these, and their integers.
         self._matrices: dict[tuple[int, ...], tuple[Any, Int8Matrix]] = {}
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether this processor multiplies integers faster than float32."""
+        return self._library is not None
+
     def backend(self) -> Backend:
         """Return the backend that computes with these kernels."""
         return Backend(
+            precision="int8",
             find_kernel=self.find,
             parameters_changed=lambda vector: self._matrices.clear(),
         )
@@ -64,7 +72,7 @@ class Int8Kernels:
 
         It is chosen, and the integers are made, at the first use of parameters.
         """
-        if name not in ("linear", "projections"):
+        if name not in ("linear", "projections") or is_recording():
             return None
         weights = arrays[1:2] if name == "linear" else arrays[1:]
         key = tuple(map(id, weights))
@@ -150,7 +158,8 @@ class Int8Matrix:
         self, rows: np.ndarray, bias: np.ndarray | None, relu: bool
     ) -> np.ndarray:
         """Multiply by oneDNN, with rows of zeros at the end. Shapes: rows [N, n]"""
-        assert self._library is not None and self._scaled is not None
+        assert self._library is not None
+        assert self._scaled is not None
         padded = with_more_rows(rows, np.float32)
         padded[: len(rows)] = rows
         integers, peaks = self._rounded(padded)
