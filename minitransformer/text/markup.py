@@ -165,11 +165,10 @@ class _Reader(HTMLParser):
     def handle_decl(self, decl: str) -> None:
         self._add("between")
 
-    def handle_pi(self, data: str) -> None:
-        self._add("tag")
-
     def unknown_decl(self, data: str) -> None:
         self._add("between")
+
+    handle_pi = handle_comment
 
     def _joined(self, page: str) -> Iterator[tuple[str, str, str]]:
         """Yield the parts: each goes on to the next event."""

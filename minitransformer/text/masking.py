@@ -73,7 +73,7 @@ NUMBER = (
     r"99?[/-]99?|999-999|9999-9999|9{1,4})(?![.,:]?9)"
 )
 WORD = r"(?:[aA]{1,2}(?:\.[aA])+(?![aA])|[aA]{1,60}(?:'[aA]{1,60})*)"
-JOINT = r"(?:-{1,3}|[,;:!?/]|\.(?=A[aA])|\.\.+)[\"']*"
+JOINT = r"(?:-{1,3}|[,;!?/]|\.(?=A[aA])|\.\.+)[\"']*"
 WORDS = rf"(?:{NUMBER}{JOINT})?{WORD}(?:{JOINT}{WORD})*(?:{JOINT}{NUMBER}%?)?"
 PROSE = rf"(?:-(?=[aA]{{2}}))?{WORDS}(?:(?<=[aA]{{2}})-)?"
 # Most lines are words and marks between spaces.

@@ -33,6 +33,9 @@ NEXT = re.compile(
 
 ADDRESSES = "http:", "https:", "www."
 
+# Money, names of people and things, variables and tags begin sentences, too.
+SIGNS = "$€£@#{%`<"
+
 # The end of the text before a full stop: a word with its dots, and initials before it.
 LAST = re.compile(r"(?:\b[^\W\d_]\.[\s-]?)*[\w’'§.-]*$")
 
@@ -51,6 +54,8 @@ ITEM = re.compile(r"(?:^|:)\W*(?:\d{1,3}|[^\W\d_]|[ivxIVX]+)$")
 
 # A word whose capitals are put aside.
 WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
+
+LONGEST_ABBREVIATION = 3
 
 # How many characters before a stop decide whether it ends a sentence.
 CONTEXT = 40
@@ -88,7 +93,11 @@ def split_sentences(line: str) -> list[Sentence]:
     for stop in STOP.finditer(whole, start, end):
         following = NEXT.match(whole, stop.end(), end)
         before = whole[max(start, stop.start() - CONTEXT) : stop.start()]
-        if following and _ends(before, stop["stop"], following["word"], is_lower):
+        if not following:
+            break
+        sign = whole[following.end("space")]
+        word = sign if sign in SIGNS else following["word"]
+        if _ends(before, stop["stop"], word, is_lower):
             sentences.append(Sentence(space, line[start : stop.end()]))
             space = following["space"]
             start = following.end("space")
@@ -166,30 +175,28 @@ def space_after(translation: str, space: str) -> str:
     return "" if ENDS_WIDE.search(translation[-CONTEXT:]) else " "
 
 
-def without_capitals(
-    text: str, encode: Callable[[list[str]], list[list[int]]]
-) -> str | None:
-    """Return text in capitals as it is usually written; None if it is not in capitals.
+def in_usual_case(text: str, encode: Callable[[list[str]], list[list[int]]]) -> str:
+    """Return text with its words in capitals, or those of a title, as usually written.
 
-    A word is written in small letters, with a capital or in capitals. The form with the
-    fewest word pieces is taken; of two, the one with the lower ids, which is more
-    frequent. So names keep their capital. Text in which no word becomes a single piece
-    stays as it is, as abbreviations do: None.
+    "IT IS VERY Old" becomes "It is very Old". The form of a word with the fewest word
+    pieces is taken: in small letters, with a capital or as it is; of two, the one with
+    the lower ids, which is more frequent. So names keep their capital. An abbreviation
+    has no form of one piece, and stays; outside of titles, so do words of two letters.
     """
-    if not all(letter.isupper() for letter in text if letter.isalpha()):
-        return None
-    # Choose the form of each word.
-    chosen = []
-    for word in WORD.findall(text):
+    words = WORD.findall(text)
+    # A title has capitals where no sentence has any; a name, such as The Who, has not.
+    is_title = not BEGINNINGS.isdisjoint(words[1:])
+    whole = text.isupper() or (is_title and all(x[0].isupper() for x in words))
+    usual = dict[str, str]()
+    for word in words if whole else (x for x in words if x.isupper() and len(x) > 2):
         forms = [word.lower(), word.capitalize(), word]
         costs = [(len(ids), ids) for ids in encode(forms)]
-        chosen.append(min(zip(costs, forms, strict=True)))
-    if not any(n == 1 < len(word) and not word.isupper() for (n, _), word in chosen):
-        return None
-    # Put these forms in place of the words, and begin with a capital.
-    words = (word for _, word in chosen)
-    small = WORD.sub(lambda match: next(words), text)
-    return re.sub(r"[^\W\d_]", lambda first: first[0].upper(), small, count=1)
+        (count, _), form = min(zip(costs, forms, strict=True))
+        if count == 1 or (whole and len(word) > LONGEST_ABBREVIATION):
+            usual[word] = form
+    text = WORD.sub(lambda word: usual.get(word[0], word[0]), text)
+    # It still begins with a capital.
+    return re.sub(r"[^\W\d_]", lambda x: x[0].upper(), text, count=1) if usual else text
 
 
 def _ends(before: str, stops: str | None, word: str, is_lower: bool) -> bool:
@@ -203,24 +210,24 @@ def _ends(before: str, stops: str | None, word: str, is_lower: bool) -> bool:
     first = word[0]
     if first.islower() and not is_lower and word not in ADDRESSES:
         return False
-    if not (first.isalnum() or first > "\u2fff"):  # letters, digits, CJK, emoji
+    if not (first.isalnum() or first in SIGNS or first > "\u2fff"):  # CJK, emoji
         return False
     # An ellipsis after one word, or before "I", is a pause; other signs always end.
     if stops == "…" or stops.startswith(".."):
         return len(before.split()) > 1 and not re.fullmatch("I(['’].*)?", word)
+    last = re.sub(r"[\s-]", "", LAST.findall(before)[0])
     if stops != ".":
-        return True
+        return f"{last}{stops}" not in NEVER  # Yahoo!
     # A full stop may belong to the number of an item or to an abbreviation.
     if ITEM.search(before):
         return False
-    last = re.sub(r"[\s-]", "", LAST.findall(before)[0])
     tail = last.rpartition(".")[2]
     names = {last, last.lower(), tail, tail.lower()}
     if names & NEVER or (names & BEFORE_NUMBER and first.isdigit()):
         return False
     # After an ordinal or an initial, only some words begin a sentence.
     previous = "".join(before.split()[-2:-1]).lower()
-    around = previous in BEFORE_ORDINAL or previous[-1:] == ","
+    around = previous in BEFORE_ORDINAL or re.fullmatch(r".*,|\d{1,2}\.", previous)
     if (around and DAY.fullmatch(last)) or names & SELDOM or INITIAL.fullmatch(last):
         return (word.capitalize() if len(word) > 1 else word) in BEGINNINGS
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.settings.options import UsageError
 from minitransformer.text.lines import as_list_of_str
 from minitransformer.text.masking import Slot
-from minitransformer.text.sentences import without_capitals
+from minitransformer.text.sentences import in_usual_case
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.alignment import align_words
 from minitransformer.translation.batch_translation import score_targets, translate_ids
@@ -138,18 +137,18 @@ class PlainTranslator:
         """
         if not segments:
             return []
-        # The model has seldom seen text in capitals: it reads small letters.
-        small = [
-            without_capitals(x.text, self.tokenizer.encode)
-            if config.split != "never" and not x.prefix
-            else None
+        # The model has seldom seen words in capitals: it reads small letters.
+        read = [
+            x.text
+            if config.split == "never" or x.prefix
+            else in_usual_case(x.text, self.tokenizer.encode)
             for x in segments
         ]
-        read = [new or x.text for new, x in zip(small, segments, strict=True)]
         sources = self.encode(read, config, [x.number for x in segments])
         translated = self._search(segments, sources, config)
-        for best in itertools.compress(translated, small):
-            best[:] = [replace(h, text=h.text.upper()) for h in best]
+        for text, segment, best in zip(read, segments, translated, strict=True):
+            if text != segment.text and segment.text.isupper():
+                best[:] = [replace(h, text=h.text.upper()) for h in best]
         self._copy_names(segments, sources, translated, config)
         return translated
 

@@ -181,7 +181,7 @@ TERMS = "dog\tKöter\nold man\tGreis\nApple\tApple\n\n"
     [
         ("The dog is here.", "Der Köter ist hier."),
         ("Dogs and hotdogs are here.", None),
-        ("I see a DOG.", "Ich sehe eine Köter."),
+        ("I see a DOG.", "Ich sehe einen Köter."),
         ("The old man sees a dog.", "Der Greis sieht einen Köter."),
     ],
 )
