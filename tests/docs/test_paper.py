@@ -1,4 +1,4 @@
-"""Every name in docs/paper.md exists, and every test of a fault or a property.
+"""Every name in docs/paper.md exists, and every test of a promise or a property.
 
 So does every flag and preset on all pages.
 """

@@ -77,10 +77,45 @@ def served(folder):
         thread.join()
 
 
-@needs_browser
-@pytest.mark.skipif(
+needs_site = pytest.mark.skipif(
     not SITE.is_dir(), reason="needs the site: python docs/build.py && mkdocs build"
 )
+
+
+# What people ask for, and the part of the page that answers it.
+ASKED = {
+    "TMX": "train-on-tmx",
+    "CSV": "train-on-tmx-csv",
+    "both directions": "serve-both-directions",
+    "swap": "serve-both-directions",
+    "browser extension": "browser-extension",
+    "subtitles": "translate-subtitles",
+    "use a GPU": "use-a-gpu",
+    "property tests": "property-tests",
+    "cite": "cite-it",
+}
+
+
+@needs_browser
+@needs_site
+def test_the_search_of_the_site_finds_what_people_ask_for():
+    missing = {}
+    with served(SITE) as address, open_tab() as tab:
+        for words, answer in ASKED.items():
+            tab.goto(f"{address}/index.html")
+            tab.click("input.md-search__input")
+            tab.keyboard.type(words)
+            tab.wait_for_selector(".md-search-result__link")
+            links = tab.eval_on_selector_all(
+                ".md-search-result__link", "links => links.map(x => x.href)"
+            )
+            if not any("how-do-i.html" in x and answer in x for x in links):
+                missing[words] = links
+    assert missing == {}
+
+
+@needs_browser
+@needs_site
 def test_no_page_scrolls_sideways_on_a_phone():
     pages = [path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html")]
     assert len(pages) > 30
