@@ -38,7 +38,6 @@ def test_limits_are_those_of_the_pages(name, text, value, expected):
     [
         ("results", "multi30k", {}),
         ("results", "small", {}),
-        ("results", "small", {"decoder_layers": 2, "vocab_size": 5000}),
         ("parsing", "examples/parsing-small.json", {}),
     ],
 )
