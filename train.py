@@ -284,18 +284,8 @@ def describe(
     notes = quality.looks_tokenised(targets, tokenizer, translations=targets)
     summary += [f"BLEU        {note}" for note in notes]
 
-    # A trained model shows in which direction some of the pairs go.
-    pairs = data.batches.pairs
-    pairs = pairs[:: len(pairs) // 32 + 1]
     if run.settings.start and not run.state.step:
-        corpus = data.corpora["train"]
-        ahead, back = evaluation.exchanged_loss(model.model, corpus, pairs)
-        if back < ahead:
-            summary.append(
-                f"exchanged   {run.settings.start} predicts the sources from the "
-                f"targets (loss {back:.2f}) better than the targets from the sources "
-                f"({ahead:.2f}): are both sides exchanged?"
-            )
+        summary += evaluation.exchanged_sides(model.model, data.batches)
     workers = model.num_processes * run.ranks.size
     run.describe(device.description, workers, summary)
 
