@@ -51,6 +51,7 @@ Vjp: TypeAlias = Callable[[Array], tuple[Gradient | None, ...]]
 PRIMITIVES: dict[str, Callable[..., tuple[Array, Vjp]]] = {}
 
 _recording: ContextVar[bool] = ContextVar("recording", default=True)
+is_recording = _recording.get  # whether this thread records operations
 
 # Takes the name and the body of a primitive and returns the body to run instead.
 Wrapper: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -65,11 +66,6 @@ def no_grad() -> Iterator[None]:
         yield
     finally:
         _recording.reset(token)
-
-
-def is_recording() -> bool:
-    """Whether this thread records operations."""
-    return _recording.get()
 
 
 @contextmanager

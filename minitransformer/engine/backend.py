@@ -23,9 +23,6 @@ FindKernel: TypeAlias = Callable[[str, tuple[Array, ...]], Callable[..., Any] | 
 
 F = TypeVar("F")
 
-# An array, and what a reduction of one may return.
-NUMPY_TYPES = np.ndarray, np.generic
-
 
 def find_no_kernel(name: str, arrays: tuple[Array, ...]) -> None:
     """Leave each operation to its reference body."""
@@ -62,7 +59,7 @@ _BACKENDS: dict[type, Backend | None] = {}
 
 def array_module(array: Array) -> ModuleType:
     """Return the library (NumPy or CuPy) that `array` belongs to."""
-    if isinstance(array, NUMPY_TYPES):
+    if type(array) is np.ndarray or isinstance(array, np.ndarray | np.generic):
         return np
     return importlib.import_module("cupy")
 

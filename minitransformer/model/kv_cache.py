@@ -85,7 +85,7 @@ class KeyValueCache:
         selected = np.empty((len(array), len(rows), array.shape[-1]), array.dtype)
         used = slice(self.length)
         out = selected[used]
-        np.take(array[used], rows, axis=1, out=out, mode="clip")  # "raise" would buffer
+        array[used].take(rows, axis=1, out=out, mode="clip")  # "raise" would buffer
         return selected
 
     def select_sentences(self, sentences: Array) -> None:
@@ -140,7 +140,8 @@ class DecoderState:
         Shapes: rows [B' beam_size]
         """
         count = len(self.source_mask) * self.beam_size
-        if isinstance(rows, np.ndarray) and np.array_equal(rows, np.arange(count)):
+        is_on_host = isinstance(rows, np.ndarray)
+        if is_on_host and len(rows) == count and (rows == np.arange(count)).all():
             self.beam_size = beam_size
             return  # all go on as before, as in greedy search
         for cache in self.caches:

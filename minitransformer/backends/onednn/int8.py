@@ -176,8 +176,9 @@ class Int8Matrix:
 
         Shapes: x [N, n]
         """
-        magnitudes = np.abs(x)
-        peaks = magnitudes.max(axis=1, keepdims=True, initial=SMALLEST)  # [N, 1]
+        peaks = np.maximum.reduce(
+            np.abs(x), axis=1, keepdims=True, initial=SMALLEST
+        )  # [N, 1]
         return self._round(x * (LARGEST / peaks), "int8"), peaks
 
 
