@@ -104,7 +104,11 @@ class Watched:
 def check_run(
     watched, config, *, seed, accumulate, label_smoothing, start=None, **settings
 ):
-    """Replay a run and compare everything that it wrote."""
+    """Replay a run and compare everything that it wrote.
+
+    The model of another, `start`, is measured before the first update.
+    """
+    measured = [] if start is None else [0]
     if start is None:
         start = Transformer(config, seed, dtype="float64")
         start = {name: p.data.copy() for name, p in start.named_parameters()}
@@ -141,10 +145,13 @@ def check_run(
     }
     for name in ("loss", "gradient_norm", "learning_rate", "validation_loss"):
         expected = {t: records[t - 1][name] for t in steps if name in records[t - 1]}
+        if name == "validation_loss":
+            expected |= {t: validation_loss(start) for t in measured}
         assert watched.metrics(name) == pytest.approx(expected, rel=1e-9), name
     best = min(expected, key=expected.get)  # by the validation loss
     written = {f"step-{t:08d}": records[t - 1]["parameters"] for t in steps}
-    written |= {"averaged": averaged, "best": records[best - 1]["parameters"]}
+    written |= {"averaged": averaged}
+    written |= {"best": records[best - 1]["parameters"] if best else start}
     with safe_open(watched.run / "averaged.safetensors", framework="np") as file:
         stored = json.loads(file.metadata()["state"])["best_loss"]
     lowest = expected[best]
