@@ -19,8 +19,9 @@ from minitransformer.text.masking import ELEMENTS, TAGS
 # Elements within a sentence: phrasing content of the standard and what it had before,
 # those of translation memories, and those of OpenDocument.
 INLINE = frozenset(
-    "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark "
-    "nobr q rp rt ruby s samp small span strike strong sub sup time tt u var wbr "
+    "a abbr acronym b bdi bdo big br cite code data del dfn em font i img input ins "
+    "kbd label map mark meter nobr output q rp rt ruby s samp slot small span strike "
+    "strong sub sup time tt u var wbr "
     "bpt bx ept ex g hi it mrk ph x text:a text:bookmark text:bookmark-end "
     "text:bookmark-ref text:bookmark-start text:date text:page-count text:page-number "
     "text:s text:soft-page-break text:span text:time".split()
@@ -115,7 +116,7 @@ class _Reader(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
         self._starts = [0, *(x.end() for x in re.finditer("\n", page))]
-        self._events: list[tuple[int, str, str]] = []
+        self._events = [(0, "between", "")]  # the place, kind and text of each
         self._kept: list[str] = []  # the element that is kept, and those of its name
         # A comment or a tag without an end goes on to the end of the page. To look for
         # the end of each one again would take a time that is quadratic.
@@ -173,11 +174,11 @@ class _Reader(HTMLParser):
     def _joined(self, page: str) -> Iterator[tuple[str, str, str]]:
         """Yield the parts: each goes on to the next event."""
         events = self._events
-        ends = [*(place for place, *_ in events[1:]), len(page)] if events else []
+        ends = [*(place for place, *_ in events[1:]), len(page)]
         for (place, kind, data), end in zip(events, ends, strict=True):
             raw = page[place:end]
-            # What the parser did not read, and characters of ours, are no text.
-            is_plain = html.unescape(raw) == data and not PRIVATE.search(raw)
-            if kind == "text" and not is_plain:
-                kind = "between"
-            yield kind, raw, data
+            # What the parser did not read to its end, and characters of ours, are kept.
+            is_whole = raw.endswith(">")
+            if kind == "text":
+                is_whole = html.unescape(raw) == data and not PRIVATE.search(raw)
+            yield kind if is_whole else "between", raw, data

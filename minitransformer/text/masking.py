@@ -58,8 +58,9 @@ BEFORE_WORD = re.compile(rf"[^\W_]|[{re.escape(CLOSERS)}]")
 BRACED = r"\{[^{}]*\}"
 for _ in range(3):
     BRACED = rf"\{{(?:[^{{}}]|{BRACED})*\}}"
-TAG = r"<[a-zA-Z/!?%][^<>]*>"
-SPACED = re.compile(rf"{TAG}|(?<!`)(`+)[^`]+\1(?!`)|\$\([^()]*\)|{BRACED}")
+SPACED = re.compile(
+    rf"<[a-zA-Z/!?%][^<>]*>|(?<!`)(`+)[^`]+\1(?!`)|\$\([^()]*\)|{BRACED}"
+)
 # 3rd, the 1990s: digits that are read as a word is.
 ORDINAL = re.compile(r"(?<![\w.,])\d{1,4}(?:st|nd|rd|th|s|er)(?!\w)")
 # What makes a word of a number beside it: digits, one sign.
@@ -85,6 +86,7 @@ LETTER = re.compile("[aAw]")
 TWO_LETTERS = re.compile("[aA]{2}|w")
 
 # What stands for itself also beside letters, and what may stand around a word.
+TAG = r"<[aA/!?%][^<>]*>"
 MARKUP = (
     rf"(?:{TAG}|<[^<>\s]+>|&\#?[aA9]{{1,30}};|\\[aA](?!a|AA|\\)|"
     r"[$\#%@]?\{[^{}]*\}|\[[^\[\]aAx\s]*\])"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from minitransformer.text.markup import PRIVATE, html_lines
+from minitransformer.text.markup import PRIVATE, HtmlLine, html_lines
+from support.html_trees import elements
 
 TAG = "\U000f0000"
 
@@ -80,3 +81,23 @@ def test_the_shipped_model_translates_pages(shipped):
     written = iter(shipped.translate(texts, shipped.decoding))
     pages = ["".join(x.with_text(next(written)) for x in page) for page in lines]
     assert pages == [*PAGES.values()]
+
+
+# Elements within a sentence in HTML's standard, with an end and without.
+PHRASING = """a abbr b bdi bdo cite code data del dfn em i ins kbd label map mark meter
+output q ruby s samp slot small span strong sub sup time u var""".split()
+ALONE = ["<br>", "<wbr>", "<img src=x alt='a < b'>", "<input disabled>", "<!-- x -->"]
+
+
+def test_a_page_of_inline_elements_keeps_its_tree(shipped):
+    """As another parser sees it, and the sentences around the elements are whole."""
+    sentences = [
+        f"I am <{x} title='a > b &amp; c'>very</{x}> hungry." for x in PHRASING
+    ]
+    sentences += [f"I am very {x} hungry." for x in ALONE]
+    page = "".join(f"<p class=x>{sentence}</p>\n" for sentence in sentences)
+    lines = html_lines(page)
+    written = shipped.translate([line.text for line in lines], shipped.decoding)
+    again = "".join(map(HtmlLine.with_text, lines, written))
+    assert elements(again) == elements(page)
+    assert again.count("Ich bin") >= len(sentences) - 2
