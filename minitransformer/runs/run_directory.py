@@ -66,7 +66,8 @@ class RunDirectory:
         self.log = path / LOG
         self.best = path / BEST
         self.averaged = path / AVERAGED
-        self._unsaved = path / UNSAVED
+        # There while the run has saved no checkpoint to resume from.
+        self.unsaved = path / UNSAVED
         self._lock = path / LOCK
         self._locked: os.stat_result | None = None  # the lock of this training
 
@@ -81,7 +82,7 @@ class RunDirectory:
         Raises: ValueError if another training is running here, if a hidden file is a
         link to one elsewhere, or as `require_free` unless a run `resumes`.
         """
-        for path in (self._unsaved, self._lock):
+        for path in (self.unsaved, self._lock):
             if path.is_symlink():
                 raise ValueError(f"{path}: expected a file of a run, got a link")
         if not resumes:
@@ -136,20 +137,16 @@ class RunDirectory:
         """Write config.json and tokenizer.model, unless a resumed run has the same."""
         self._check()
         if not resumes:
-            self._unsaved.touch()
+            self.unsaved.touch()
         if not resumes or self.read_config() != settings:
-            self.write(self.config, settings.to_json().encode())
+            write_bytes(self.config, settings.to_json().encode(), replace=True)
         if not self.tokenizer.is_file() or self.tokenizer.read_bytes() != tokenizer:
-            self.write(self.tokenizer, tokenizer)
+            write_bytes(self.tokenizer, tokenizer, replace=True)
 
     def last_written(self) -> float:
         """Return when training last wrote here, in seconds since 1970."""
         written = self.config, self.metrics
         return max(path.stat().st_mtime for path in written if path.exists())
-
-    def is_unsaved(self) -> bool:
-        """Whether the run began, but never saved a checkpoint to resume from."""
-        return self._unsaved.exists()
 
     def read_config(self) -> RunConfig:
         """Read config.json. Raises: ValueError if it is missing or unusable."""
@@ -163,11 +160,6 @@ class RunDirectory:
     def record(self, step: int, **values: float | str) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
         self.append(self.metrics, json_of({"step": step, **values}))
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Replace a small file."""
-        self._check()
-        write_bytes(path, data, replace=True)
 
     def save(self, path: Path, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, once the metrics up to it are on the disk."""
@@ -215,6 +207,7 @@ class RunDirectory:
 
         With `validates`, it begins with the validation after that step.
         """
+        self._check()
 
         def is_kept(record: dict[str, Any]) -> bool:
             if validates and record["step"] == step and "validation_loss" in record:
@@ -224,7 +217,7 @@ class RunDirectory:
         if self.metrics.exists():
             kept = filter(is_kept, self.read_metrics())
             lines = [json_of(record) + "\n" for record in kept]
-            self.write(self.metrics, "".join(lines).encode())
+            write_bytes(self.metrics, "".join(lines).encode(), replace=True)
 
     def checkpoint(self, step: int) -> Path:
         """Return the path of the checkpoint after `step` updates."""
@@ -260,7 +253,7 @@ class RunDirectory:
                 if has_moments(path):
                     self.save(path, load(path))
         if checkpoints:
-            self.remove(self._unsaved)
+            self.remove(self.unsaved)
 
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.

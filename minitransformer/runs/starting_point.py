@@ -138,7 +138,7 @@ def last_checkpoint(run: RunDirectory) -> Checkpoint | None:
         except ValueError as error:
             helps = "delete it to go on from the one before, or train.py --from that"
             raise ValueError(f"{error}; {helps}") from error
-    if run.metrics.exists() and not run.is_unsaved():
+    if run.metrics.exists() and not run.unsaved.exists():
         raise ValueError(
             f"{run.path}: expected a checkpoint step-*.safetensors to resume from, "
             "found none, and a new beginning would replace what is here: train with "

@@ -28,8 +28,8 @@ from minitransformer.text.tokenizer import (
     ended_by_interrupt,
 )
 
-# How much text is encoded at a time, in characters with line ends.
-CHUNK = 4_000_000
+# How many pairs of lines are encoded at a time.
+CHUNK = 10_000
 # The largest sample of lines whose sentences are counted.
 MOST_LINES = 20_000
 
@@ -202,7 +202,8 @@ def _encode(
     if mask.has_symbols:
         lines = itertools.starmap(mask.hide_pair, lines)
 
-    for chunk in _chunks(_sampled(lines, sample)):
+    lines = _sampled(lines, sample)
+    while chunk := list(itertools.islice(lines, CHUNK)):
         # Encode both sides, and leave out pairs with a blank one.
         both = zip(*chunk, strict=True)
         encoded = (tokenizer.encode(side, num_threads) for side in both)
@@ -248,18 +249,3 @@ def _notes(
             "sides: the model learns to copy it"
         )
     return notes
-
-
-def _chunks(lines: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
-    """Divide pairs of lines into lists that need a bounded amount of memory."""
-    chunk = list[tuple[str, str]]()
-    characters = 0
-    for pair in lines:
-        chunk.append(pair)
-        characters += sum(map(len, pair)) + 2
-        if characters > CHUNK:
-            yield chunk
-            chunk = []
-            characters = 0
-    if chunk:
-        yield chunk

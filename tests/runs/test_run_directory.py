@@ -28,9 +28,9 @@ def test_a_run_directory_is_never_reused(tmp_path):
     assert not run.path.exists()  # nothing came of it
     with run.lock():
         (run.path / ".config.json.partial").write_text("cut off by a crash")
-        assert not run.is_unsaved()
+        assert not run.unsaved.exists()
         run.begin(RUN, b"", False)
-        assert run.is_unsaved()
+        assert run.unsaved.exists()
         assert run.read_config() == RUN
         hidden = {*run_directory.HIDDEN, ".config.json.partial"}
         assert {path.name for path in run.path.iterdir()} == {
@@ -45,9 +45,7 @@ def test_a_run_directory_is_never_reused(tmp_path):
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
-    with held_elsewhere(
-        f"RunDirectory(Path({str(run.path)!r})).lock()"
-    ) as other:
+    with held_elsewhere(f"RunDirectory(Path({str(run.path)!r})).lock()") as other:
         run.config.write_text("{}")
         with pytest.raises(ValueError, match=r"another training is running here$"):
             run.lock(resumes=True).__enter__()
@@ -102,7 +100,7 @@ def test_a_failed_start_leaves_nothing_and_removes_nothing_of_others(tmp_path, m
     if made:
         run.path.mkdir()
     with run.lock():
-        run._unsaved.touch()
+        run.unsaved.touch()
     assert run.path.exists() == made
     if made:
         assert list(run.path.iterdir()) == []
@@ -135,7 +133,6 @@ WRITES = [
     lambda run: run.record(1, loss=0.5),
     lambda run: run.append(run.path / "train.log", "a line"),
     lambda run: run.begin(RUN, b"pieces", False),
-    lambda run: run.write(run.metrics, b""),
     lambda run: run.remove(run.averaged),
     lambda run: run.save(run.best, None),
 ]

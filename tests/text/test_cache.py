@@ -104,7 +104,7 @@ def test_a_cache_that_says_something_else_is_made_again(pair, cache, capsys, dam
 
 def test_long_text_is_encoded_in_chunks(pair, cache, monkeypatch):
     whole = encoded(pair, cache / "whole").tolist()
-    monkeypatch.setattr("minitransformer.text.cache.CHUNK", 500)
+    monkeypatch.setattr("minitransformer.text.cache.CHUNK", 7)
     assert encoded(pair, cache / "chunks").tolist() == whole
 
 
@@ -113,7 +113,7 @@ def test_each_line_counts_as_much_for_the_median_number_of_sentences(
     pair, cache, monkeypatch, paragraphs, expected
 ):
     """However long it is: paragraphs make most of the text in both cases."""
-    monkeypatch.setattr("minitransformer.text.cache.CHUNK", 100_000)
+    monkeypatch.setattr("minitransformer.text.cache.CHUNK", 1000)
     monkeypatch.setattr("minitransformer.text.cache.MOST_LINES", 500)
     for path in (pair.source, pair.target):
         lines = [*LINES * 28, *["The cat sat. " * 20] * paragraphs]
