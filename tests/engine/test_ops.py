@@ -201,38 +201,6 @@ def test_scores_have_variance_1_for_any_d_k(d_k):
     assert scores.var() == pytest.approx(1, rel=0.1)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize(("chunk", "order"), [(1, "C"), (2, "F"), (1000, "C")])
-def test_loss_is_cross_entropy_with_smoothed_targets(
-    smoothing, chunk, order, monkeypatch
-):
-    monkeypatch.setattr(ops, "LOGITS_PER_CHUNK", 1)
-    monkeypatch.setattr(ops, "MIN_ROWS_PER_CHUNK", chunk)
-    rng = np.random.default_rng(3)
-    x, weight = rng.standard_normal((3, 4, 5)), rng.standard_normal((7, 5))
-    x, targets = np.asarray(x, order=order), rng.integers(0, 7, (3, 4))
-    loss, vjp = PRIMITIVES["projected_cross_entropy"](
-        x, weight, targets, label_smoothing=smoothing, padding_id=0
-    )
-    expected, dx, dweight = 0.0, np.zeros((12, 5)), np.zeros((7, 5))
-    rows = x.reshape(-1, 5)
-    for i, (row, target) in enumerate(zip(rows, targets.reshape(-1), strict=True)):
-        if target == 0:
-            continue
-        logits = weight @ row
-        log_probs = logits - math.log(sum(math.exp(z) for z in logits))
-        q = np.full(7, smoothing / 7)
-        q[target] += 1 - smoothing
-        expected -= float(q @ log_probs)
-        dlogits = np.exp(log_probs) - q
-        dx[i] = dlogits @ weight
-        dweight += np.outer(dlogits, row)
-    assert_close(loss, expected)
-    gradients = vjp(np.asarray(2.0))
-    assert_close(gradients[0].reshape(-1, 5), 2 * dx)
-    assert_close(gradients[1], 2 * dweight)
-
-
 def test_activations_that_no_gradient_needs_are_not_kept():
     """The output of a linear layer, and what LayerNorm reads."""
     x, weight, gain = np.ones((3, 4)), np.ones((4, 4)), np.ones(4)
@@ -247,16 +215,6 @@ def test_activations_that_no_gradient_needs_are_not_kept():
     assert [ref() for ref in watched] == [None] * 4
     assert linear_vjp(x)[0].shape == (3, 4)
     assert norm_vjp(np.ones((2, 3, 4)))[0].shape == (2, 3, 4)
-
-
-def test_loss_of_padding_alone_is_zero():
-    x, weight = np.ones((2, 3, 4)), np.ones((5, 4))
-    loss, vjp = PRIMITIVES["projected_cross_entropy"](
-        x, weight, np.zeros((2, 3), int), label_smoothing=0.1, padding_id=0
-    )
-    assert loss == 0
-    for gradient in vjp(np.asarray(1.0))[:2]:
-        assert not gradient.any()
 
 
 @pytest.mark.parametrize("length", [3, 200])
@@ -289,6 +247,24 @@ def test_a_batch_of_no_sentences_has_a_shape():
     assert out.shape == (0, 3, 6)
     assert [g.shape for g in vjp(out)[:2]] == [x.shape, weight.shape]
     assert PRIMITIVES["attention"](x, x, x, num_heads=2)[0].shape == x.shape
+
+
+@given(st.integers(1, 14), st.integers(1, 9), st.integers(1, 40), st.booleans())
+def test_products_of_few_rows_in_pieces_are_those_of_loops(rows, n, m, transposed):
+    rng = np.random.default_rng(n)
+    x, weight, bias = strided(rng, rows, n), rng.random((n, m)), rng.random(m)
+    weight = np.asfortranarray(weight) if transposed else weight
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "SMALL_PRODUCT", 20)
+        found = ops.matmul(x, weight, bias)
+    expected = [
+        [
+            math.fsum(a * b for a, b in zip(row, column, strict=True))
+            for column in weight.T
+        ]
+        for row in x
+    ]
+    assert_close(found, expected + bias)
 
 
 @pytest.mark.parametrize(
