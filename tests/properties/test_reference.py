@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from minitransformer.backends import devices
 from minitransformer.backends.onednn import bfloat16, int8
+from minitransformer.engine import ops
 from minitransformer.engine.autograd import no_grad
 from minitransformer.engine.backend import register_backend, to_host
 from minitransformer.model.transformer import training_loss
@@ -62,8 +63,9 @@ def oracle(request):
 
 
 @pytest.mark.properties(share=15)
-@given(case=cases(dropout=True, max_pairs=5, most=12))
-def test_logits_loss_and_gradient_are_those_of_the_reference(oracle, case):
+@given(case=cases(dropout=True, max_pairs=5, most=12), rows=st.integers(1, 9))
+def test_logits_loss_and_gradient_are_those_of_the_reference(oracle, case, rows):
+    """However many rows of logits are computed at a time."""
     (model, buffer), batch = case.buffered(), case.batch
     source, target = batch.source, batch.target
     noise = RecordedNoise(case.seed)
@@ -76,8 +78,11 @@ def test_logits_loss_and_gradient_are_those_of_the_reference(oracle, case):
     assume(kink > 1e-11)
 
     noise = RecordedNoise(case.seed)
-    loss = training_loss(model, source, target, case.smoothing, noise)
-    loss.backward()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "LOGITS_PER_CHUNK", 1)
+        patch.setattr(ops, "MIN_ROWS_PER_CHUNK", rows)
+        loss = training_loss(model, source, target, case.smoothing, noise)
+        loss.backward()
     slopes = along(buffer.views(buffer.grad), moves)
     size = abs(expected[0]).max() + 1
     bounds = size, size * target.size, abs(expected[2]).max() + 1

@@ -13,19 +13,21 @@ from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
 from support.models import gradient_of, small_batch, small_model
+from support.ranks import run_ranks
 
 forks = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
 
 
 @forks
-@pytest.mark.parametrize("processes", [2, 3, 8])
-def test_processes_do_not_change_the_gradient(processes):
+@pytest.mark.parametrize(("processes", "ranks"), [(2, 1), (3, 1), (8, 1), (2, 2)])
+def test_processes_and_ranks_do_not_change_the_gradient(processes, ranks):
     """Also where a batch has fewer sentences than there are processes."""
     batches = [small_batch(0, 7), small_batch(1, 2)]
     loss, expected = gradient_of(batches)
-    other, gradient = gradient_of(batches, processes)
-    assert_close(other, loss)
-    assert_close(gradient, expected)
+    each = run_ranks(ranks, lambda x: gradient_of(batches, processes, ranks=x))
+    for other, gradient in each:
+        assert_close(other, loss)
+        assert_close(gradient, expected)
 
 
 @forks
