@@ -57,8 +57,7 @@ SLOW = 4e-4  # seconds for so many characters: then they are doubled
 SLOW_IF_SHORT = 5e-3
 LIMIT = 1.0
 PLAIN = [*"a1 .-_'<\n!"]
-OPENINGS = "", "a"
-ENDS = "", "\0"
+AROUND = ("", ""), ("a", "\0")
 
 
 def modules():
@@ -186,7 +185,8 @@ def seconds(apply, parts, length):
 def hostile_text(apply, parts, longest=8 * SHORTEST, slow=SLOW):
     """Return the parts of a string for which the time is not linear, or None."""
     pumps = [*parts, *map("".join, itertools.product(parts, repeat=2))]
-    for text in itertools.product(OPENINGS, pumps, ENDS):
+    for (opening, end), pump in itertools.product(AROUND, pumps):
+        text = opening, pump, end
         taken = partial(seconds, apply, text)
         try:
             if longest < SHORTEST:

@@ -187,8 +187,10 @@ def test_logits_that_are_not_finite_are_refused_by_both_searches(gpu, bad, when)
             search()
 
 
-@pytest.mark.parametrize("name", ["plain", "constrained", "sampled", "ensemble"])
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [("plain", 3), ("constrained", None), ("sampled", 3), ("ensemble", None)],
+)
 def test_translations_are_those_of_the_reference(gpu, name, window):
     """Twice: the second time, the steps of known shapes are replayed."""
     sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]] * 3
