@@ -57,8 +57,8 @@ def test_a_step_passes_through_nine_files():
 
 
 def test_a_line_passes_through_few_files(capfd):
-    flags = "A dog sleeps.", "--model", "en-de", "--threads", "1"
-    args = translate.parse_arguments(flags)
+    flags = "--model en-de --threads 1 --precision fp32".split()
+    args = translate.parse_arguments(["A dog sleeps.", *flags])
     translator = translate.load_model(args)
     found = files_called(lambda: translate.write_translations(args, translator))
     assert capfd.readouterr().out == "Ein Hund schläft.\n"
