@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, TrainingConfig
@@ -56,7 +56,11 @@ SIDES = st.one_of(
 )
 
 
+# Examples: EOS is counted, of either side.
 @given(SIDES, st.integers(8, 40) | st.integers(8, 500), st.none() | st.integers(0, 3))
+@example([(4, 1)] * 13, 40, None)
+@example([(1, 4)] * 13, 40, None)
+@example([(1, 1)] * 20, 40, None)
 def test_every_pair_is_in_exactly_one_batch(sides, max_tokens, seed):
     """A batch is no larger than it may be, and there is one if all pairs fit it."""
     rng = None if seed is None else np.random.default_rng(seed)
