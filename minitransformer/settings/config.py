@@ -302,9 +302,6 @@ class RunConfig:
         """Raises: ValueError if something is missing or out of range."""
         try:
             stored = json.loads(text)
-            files = stored["text"]
-            if "train" not in files:
-                raise ValueError("expected a run's configuration, with training text")
             vocabulary = stored["vocabulary"]
             if isinstance(vocabulary, dict):  # of the runs in tests/golden
                 vocabulary = vocabulary["tokenizer"]
@@ -313,7 +310,7 @@ class RunConfig:
                 model=from_dict(ModelConfig, stored["model"]),
                 training=from_dict(TrainingConfig, stored["training"]),
                 decoding=from_dict(DecodingConfig, stored["decoding"]),
-                text={split: (a, b) for split, (a, b) in files.items()},
+                text={split: (a, b) for split, (a, b) in stored["text"].items()},
                 vocabulary=vocabulary,
                 start=stored["start"],
             )

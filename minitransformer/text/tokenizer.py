@@ -102,18 +102,9 @@ class Tokenizer:
 
         Bytes (if any) are among them. `options` are those of SentencePiece's trainer.
 
-        Raises: VocabularyError if the text has more characters, or what `lines` raises
+        Raises: VocabularyError if the text has more characters, or if `lines` raises.
         """
         model = io.BytesIO()
-        failures = list[Exception]()
-
-        # SentencePiece keeps only the message of an error that `lines` raises.
-        def reported() -> Iterator[str]:
-            try:
-                yield from map(clean, lines)
-            except Exception as error:
-                failures.append(error)
-                raise
 
         # Byte-pair encoding of all characters as they are, unless options override it.
         options = {
@@ -125,7 +116,7 @@ class Tokenizer:
         }
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=reported(),
+                sentence_iterator=map(clean, lines),
                 model_writer=model,
                 vocab_size=vocab_size,
                 byte_fallback=vocab_size >= BYTES_FROM_SIZE,
@@ -141,8 +132,6 @@ class Tokenizer:
                 **options,
             )
         except (RuntimeError, OSError) as error:
-            if failures:
-                raise failures[0] from None
             raise VocabularyError(_explain(str(error), vocab_size)) from error
         return cls(model.getvalue())
 
