@@ -16,7 +16,7 @@ from minitransformer.system import workers
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.beam_search import BeamSearch, length_penalty
+from minitransformer.translation.beam_search import BeamSearch
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
@@ -140,38 +140,6 @@ def scripted(probabilities, default):
         return np.log(row)
 
     return table
-
-
-def test_the_beam_finds_what_greedy_search_misses():
-    table = scripted(
-        {
-            (): {4: 0.6, 5: 0.4},
-            (4,): {EOS_ID: 0.34, 4: 0.33, 5: 0.33},
-            (5,): {EOS_ID: 0.9, 4: 0.1},
-        },
-        {EOS_ID: 0.1},
-    )
-    assert search(table, [4], 1, 0.0)[0][0][0].tokens == (4,)
-    assert search(table, [4], 2, 0.0)[0][0][0].tokens == (5,)
-
-
-def test_the_length_penalty_prefers_longer_translations():
-    table = scripted(
-        {(): {EOS_ID: 0.4, 4: 0.6}, (4,): {5: 1.0}, (4, 5): {EOS_ID: 0.6}},
-        {EOS_ID: 0.1},
-    )
-    assert search(table, [6], 3, 0.0)[0][0][0].tokens == ()
-    assert search(table, [6], 3, 1.0)[0][0][0].tokens == (4, 5)
-    assert length_penalty(1, 0.6) == 1
-    assert length_penalty(7, 1.0) == 2
-
-
-def test_a_beam_that_never_ends_is_returned_as_it_stands():
-    table = scripted({}, {4: 0.9, 5: 0.1})
-    [[found]], decoder = search(table, [7], 2, 0.6)
-    assert found.tokens == (4,) * 7
-    assert_close(found.score, 7 * math.log(0.9) / 2**0.6)
-    assert len(decoder.counts) == 7
 
 
 def test_the_search_ends_with_as_many_finished_hypotheses_as_beams():
