@@ -74,11 +74,19 @@ def translator(model_path):
 
 
 @pytest.fixture(scope="session")
-def shipped():
-    """The model that comes with the package, which no test changes."""
+def loaded_model():
     from minitransformer import load
 
-    return load("en-de", threads=1)
+    return load("en-de", precision="fp32", threads=1)
+
+
+@pytest.fixture
+def shipped(loaded_model):
+    """The model that comes with the package, in float32, which no test changes."""
+    from minitransformer.backends.devices import open_device
+
+    open_device("cpu")  # a test before this one may have chosen another precision
+    return loaded_model
 
 
 @pytest.fixture

@@ -133,8 +133,8 @@ def test_a_model_translates_as_it_did(tmp_path, model):
     text = "".join(source + "\n" for source, _, _ in expected)
     (tmp_path / "input").write_text(text, encoding="utf-8")
     place = model if model == "en-de" else str(unpack(model, tmp_path))
-    flags = "--model", place, "--input", "input", "--output", "output", "--json"
-    command(tmp_path, "translate.py", *flags)
+    flags = "--input input --output output --json --precision fp32".split()
+    command(tmp_path, "translate.py", "--model", place, *flags)
     lines = (tmp_path / "output").read_text(encoding="utf-8").splitlines()
     best = [json.loads(line)["translations"][0] for line in lines]
     assert [x["text"] for x in best] == [text for _, text, _ in expected]

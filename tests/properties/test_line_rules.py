@@ -68,7 +68,7 @@ def test_a_name_is_no_part_of_its_line(line):
 def any_translator(request):
     """An untrained model whose vocabulary has symbols or has none, or a trained one."""
     if request.param == "shipped":
-        return request.getfixturevalue("shipped")
+        return request.getfixturevalue("loaded_model")
     symbols = SYMBOLS if request.param == "symbols" else ()
     lines = ["the cat sat on the mat", 'a dog, 12 men. Yes! (no) "so"', "bfg jk pvwz"]
     tokenizer = Tokenizer.train(lines * 9, 60, user_defined_symbols=list(symbols))
