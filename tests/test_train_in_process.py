@@ -506,7 +506,7 @@ def test_a_run_that_has_ended_is_not_trained_further(start, clock):
         again = start("--resume", run, "--steps", 91)
         for said in (out, again):
             ended = f"ended       after step {step}: {' '.join(map(str, flags[-2:]))}"
-            more_of_it = f"--resume {run} with more of it goes on"
+            more_of_it = f"--resume {run} with a larger value goes on"
             assert f"\n{ended} used up; {more_of_it}\n" in said
         assert steps(run)[-1] == step
         assert [x | {"seconds": 0} for x in records(run)] == [

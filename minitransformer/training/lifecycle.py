@@ -208,7 +208,7 @@ class TrainingRun:
         # Patience or the clock may end a run before its last step.
         step = self.state.step
         if not self.stopped_by and step < training.steps:
-            more = f"--resume {self.directory.path} with more of it goes on"
+            more = f"--resume {self.directory.path} with a larger value goes on"
             self.log(f"ended       after step {step:,}: {self.used_up} used up; {more}")
 
     def count(self, update: Update, stream: Batches) -> None:
