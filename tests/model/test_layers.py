@@ -53,7 +53,10 @@ def test_sinusoids_grow_and_learned_positions_end():
 
 
 def test_each_layer_starts_as_its_section_says():
-    """Gains of 1, biases of 0, and matrices that fill the interval of their bound."""
+    """Gains of 1, biases of 0, and matrices that fill the interval of their bound.
+
+    The table of embeddings has the deviation d_model^-0.5.
+    """
     sizes = {"vocab_size": 50, "d_model": 40, "d_ff": 90, "num_heads": 4}
     widths = {"d_k": 15, "d_v": 20, "encoder_layers": 2, "decoder_layers": 2}
     model = Transformer(ModelConfig(**sizes, **widths), seed=1)
@@ -69,5 +72,7 @@ def test_each_layer_starts_as_its_section_says():
             assert 0.99 * bounds[kind] < values.max() <= bounds[kind] * (1 + 1e-6), name
             assert 0.99 * bounds[kind] < -values.min() <= bounds[kind] * (1 + 1e-6)
             assert abs(values.std() * math.sqrt(3) / bounds[kind] - 1) < 0.05, name
-        elif kind != "table":
+        elif kind == "table":
+            assert abs(values.std() * math.sqrt(40) - 1) < 0.05
+        else:
             assert (values == (kind == "gain")).all(), name
