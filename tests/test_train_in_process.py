@@ -285,6 +285,33 @@ def test_a_resumed_run_may_keep_fewer_checkpoints_and_no_other_model(start, whol
     assert "averaged    the last 1 checkpoint\n" in out
 
 
+@pytest.mark.parametrize(("rate", "is_worse"), [(1e-3, False), (0.9, True)])
+def test_the_model_that_a_run_begins_from_may_be_the_best(start, whole, rate, is_worse):
+    shutil.copytree(whole[0], "first")
+    fine = "--from", "first", "--learning-rate", rate, "--average-by", "validation"
+    out = start(*fine, "--steps", 8, "--run", "tuned")
+    losses = values("tuned", "validation_loss")
+    assert list(losses) == [0, 2, 4, 6, 8]
+    assert (min(losses, key=losses.get) == 0) == is_worse
+    said = out.splitlines()[-1].startswith("worse       no update improved")
+    assert said == is_worse
+
+    # Its parameters, and so its loss, are those of that model.
+    tuned = load_file(RunDirectory(Path("tuned")).preferred_checkpoint())
+    first = load_file("first/averaged.safetensors")
+    equal = [np.array_equal(tuned[x], first[x]) for x in first if "." in x]
+    assert all(equal) == is_worse
+
+
+def test_sides_that_are_exchanged_for_a_trained_model_are_named(start, whole):
+    for source, target in (("en", "de"), ("de", "en")):
+        text = ["--data", start.text[1], "--source", source, "--target", target]
+        flags = [*text, *start.text[-2:], "--dry-run", "--from", whole[0]]
+        code, out, _ = run_main(train.main, *flags)
+        said = re.findall("^exchanged .* are both sides exchanged", out, re.MULTILINE)
+        assert (code, len(said)) == (0, source == "de")
+
+
 def test_a_run_begins_from_another_and_is_resumed(start, whole):
     shutil.copytree(whole[0], "first")
     fine = ["--from", "first", "--seed", 3, "--dropout", 0.4, "--run"]
