@@ -34,12 +34,13 @@ UNSURE_LOG_PROB = -0.3
 LETTERS = re.compile(r"[^\W\d_]{3,}")
 
 
-def repair_numbers(source: str, translation: str) -> tuple[str, list[str]]:
-    """Put digits of the source into numbers that it lacks; return what is missing, too.
+def repair_numbers(source: str, translation: str) -> tuple[str, list[str], list[str]]:
+    """Put digits of the source into numbers that it lacks.
 
-    Of "We need 947 chairs." and "Wir brauchen 974 Stühle." it makes "Wir brauchen 947
-    Stühle.", where nothing is missing. 8.760 may stand for 8,760, and 15 for 3 p.m.
-    Numbers up to twelve may be spelled, if no other number stands in the translation.
+    Return also which numbers are missing then, and which the model invented. Of "We
+    need 947 chairs." and "Wir brauchen 974 Stühle." it makes "Wir brauchen 947 Stühle."
+    8.760 may stand for 8,760, and 15 for 3 p.m. Numbers up to twelve may be spelled, if
+    the model invented none.
     """
     # The numbers of each side that the other one lacks.
     others = NUMBER.findall(translation)
@@ -67,7 +68,7 @@ def repair_numbers(source: str, translation: str) -> tuple[str, list[str]]:
             lacking.remove(number)
             others.remove(written)
     text = NUMBER.sub(lambda x: repaired.pop(x[0], x[0]), translation)
-    return text, missing + (spelled if others else [])
+    return text, missing + (spelled if others else []), others
 
 
 def _with_digits(number: str, other: str) -> str:

@@ -145,8 +145,9 @@ class Translator(PlainTranslator):
         """Mask segments, translate their prose, repair it, and put the slots back.
 
         The model reads symbols in place of slots. Where it loses one, it reads the
-        prose alone; where it changes a number, it reads a symbol instead. What is
-        missing after these two attempts is left out, and named.
+        prose alone; where it changes a number, or the words made from a term are not
+        together, it reads a symbol instead. What is missing after these two attempts
+        is left out, and named.
         """
         symbols = SYMBOLS if self._mask.has_symbols else ()
         slots = [self._mask.slots(x.text) for x in segments]
@@ -161,7 +162,7 @@ class Translator(PlainTranslator):
             missing = {*best[0].missing} if best else set()
             own = [
                 x._replace(kind="word")
-                if x.kind == "number" and missing & {*NUMBER.findall(x.output)}
+                if missing & {x.output, *NUMBER.findall(x.output)}
                 else x
                 for x in slots[n]
             ]
@@ -230,11 +231,12 @@ def _masked(segment: Segment, slots: Sequence[Slot], symbols: Sequence[str]) -> 
 def _with_slots(segment: Segment, h: Hypothesis) -> Hypothesis | None:
     """Repair the numbers of a translation, and put the slots of its segment into it.
 
-    None if it lost the name of one. What the text lacks in the end is `missing`.
+    None if it lost the name of one. What the text lacks in the end is `missing`; for
+    that and for numbers that the source has not, there is no confidence.
     """
     slots = segment.slots
     read = hide(segment.text, slots)
-    repaired, numbers = repair_numbers(read, h.text)
+    repaired, numbers, invented = repair_numbers(read, h.text)
     text = put_slots(segment.text, slots, repaired, h.alignment) if slots else repaired
     if text is None:
         return None
@@ -244,7 +246,8 @@ def _with_slots(segment: Segment, h: Hypothesis) -> Hypothesis | None:
     elif not text.strip():  # of which the model says nothing
         text = segment.text
     missing = (*(x.output for x in slots if x.output not in text), *numbers)
-    confidence = 0.0 if missing and h.confidence else h.confidence
+    is_wrong = missing or invented
+    confidence = 0.0 if is_wrong and h.confidence else h.confidence
     h = replace(h, text=text, missing=missing, confidence=confidence, alignment=())
     return with_copies(h) if h.words else h
 
