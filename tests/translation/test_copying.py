@@ -157,6 +157,7 @@ def learned(tmp_path_factory):
     return load(folder / "run", threads=1), pairs[1500:]
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_copy_symbols(learned):
     translator, pairs = learned
     assert all(map(translator.tokenizer.keeps_whole, SYMBOLS))
