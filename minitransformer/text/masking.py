@@ -250,19 +250,15 @@ class Mask:
 
     def hide_pair(self, source: str, target: str) -> tuple[str, str]:
         """Put symbols in place of slots that both sides of a pair have in order."""
-        in_source, in_target = (
-            [x for x in self.slots(side) if x.kind != "number"]
-            for side in (source, target)
-        )
-        words = sum(1 for x in in_source if x.kind == "word")
-        same = [x.output for x in in_source] == [x.output for x in in_target]
-        if same and words <= len(SYMBOLS):
-            # Begin with any symbol, so that all are learned alike.
-            first = crc32(source.encode()) % len(SYMBOLS)
-            symbols = SYMBOLS[first:] + SYMBOLS[:first]
-            hidden = hide(source, named(source, in_source, symbols))
+        # Begin with any symbol, so that all are learned alike.
+        first = crc32(source.encode()) % len(SYMBOLS)
+        symbols = SYMBOLS[first:] + SYMBOLS[:first]
+        slots = [named(side, self.slots(side), symbols) for side in (source, target)]
+        same = [x.output for x in slots[0]] == [x.output for x in slots[1]]
+        if same and all(x.name for x in slots[0] if x.kind == "word"):
+            hidden = hide(source, slots[0])
             if hidden.strip():
-                return hidden, hide(target, named(target, in_target, symbols))
+                return hidden, hide(target, slots[1])
         return source, target
 
 

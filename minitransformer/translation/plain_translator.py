@@ -210,10 +210,11 @@ class PlainTranslator:
             or config.words
         ]
         # Replace such a word if the model is unsure of it.
-        scores = self._log_probs(
+        scores = score_targets(
+            self.model,
             [ids for ids, *_ in chosen],
             [best[n].tokens for _, best, n, _ in chosen],
-            config,
+            **self._batching(config),
         )
         for (_, best, n, names), log_probs in zip(chosen, scores, strict=True):
             words = sure_words(self.tokenizer, best[n], log_probs)
@@ -234,17 +235,17 @@ class PlainTranslator:
 
         Raises: ValueError if there was too little room for the prefix.
         """
-        # Detokenise, and put the prefix back as it was given.
         decoded = self.tokenizer.decode([h.tokens for h in hypotheses])
-        prefix = segment.prefix
-        texts = [start.restore(x, prefix) if start else prefix + x for x in decoded]
-        # Bytes that complete no character are no text, nor are names of nothing.
-        texts = [re.sub("[\n\r]", " ", x).replace("\ufffd", "") for x in texts]
-        known = segment.text + prefix
-        texts = [NAME.sub(lambda x: x[0] * (x[1] in known), x) for x in texts]
-        # The confidence: the share of validation sentences with a lower mean.
+        known = segment.text + segment.prefix
         result = []
-        for h, text in zip(hypotheses, texts, strict=True):
+        for h, text in zip(hypotheses, decoded, strict=True):
+            # Put the prefix back as it was given.
+            prefix = segment.prefix
+            text = start.restore(text, prefix) if start else prefix + text
+            # Bytes that complete no character are no text, nor are names of nothing.
+            text = re.sub("[\n\r]", " ", text).replace("\ufffd", "")
+            text = NAME.sub(lambda x: x[0] * (x[1] in known), text)
+            # The confidence: the share of validation sentences with a lower mean.
             mean = h.log_prob / (len(h.tokens) + 1)  # EOS counted
             share = None
             if self.quantiles and h.tokens:  # else all was copied
@@ -267,8 +268,10 @@ class PlainTranslator:
         Raises: ValueError if a line is too long, or if there is not one translation for
         each.
         """
-        ids = self._encode_given(lines, translations, config, first_line)
-        log_probs = self._log_probs(*ids, config)
+        sources, targets = self._encode_given(lines, translations, config, first_line)
+        log_probs = score_targets(
+            self.model, sources, targets, **self._batching(config)
+        )
         return [(float(each.sum()), len(each)) for each in log_probs]
 
     def align(
@@ -299,30 +302,17 @@ class PlainTranslator:
         sources = self.encode(lines, config, numbers)
         return sources, self.encode(translations, config, numbers, targets=True)
 
-    def _log_probs(
-        self,
-        sources: Sequence[list[int]],
-        targets: Sequence[Sequence[int]],
-        config: DecodingConfig,
-    ) -> list[np.ndarray]:
-        """Return the log-probability of each token of given translations."""
-        return score_targets(
-            self.model,
-            sources,
-            targets,
-            max_tokens=config.decode_tokens // config.beam,
-            num_threads=self.num_threads,
-        )
+    def _batching(self, config: DecodingConfig) -> dict[str, int]:
+        """Return how given translations are read, as keyword arguments."""
+        return {
+            "max_tokens": config.decode_tokens // config.beam,
+            "num_threads": self.num_threads,
+        }
 
     def _align(
         self, sources: Sequence[str], targets: Sequence[str], config: DecodingConfig
     ) -> list[Links]:
+        how = self._batching(config)
         return align_words(
-            self.model,
-            self.tokenizer,
-            sources,
-            targets,
-            tag=self.tag,
-            max_tokens=config.decode_tokens // config.beam,
-            num_threads=self.num_threads,
+            self.model, self.tokenizer, sources, targets, tag=self.tag, **how
         )
