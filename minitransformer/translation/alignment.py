@@ -157,20 +157,15 @@ def words_of_pieces(
     if tag_length and ids:
         own = words_of_pieces(tokenizer, text, ids[tag_length:])
         return np.concatenate([np.full(tag_length, -1), own])
-    # Cut the pieces where a word begins, and count the words of each segment.
+    # Each piece is in the word that its beginning of the text ends with. A space alone
+    # is in the word that follows.
+    texts = tokenizer.decode([ids[: n + 1] for n in range(len(ids))])
+    words = [max(len(beginning.split()) - 1, 0) for beginning in texts]
     pieces = tokenizer.pieces(ids)
-    starts = [i for i, piece in enumerate(pieces) if piece.startswith(SPACE)]
-    words = list[int]()
-    count = 0
-    for first, end in zip([0, *starts], [*starts, len(ids)], strict=True):
-        [segment] = tokenizer.decode([ids[first:end]])
-        begun = [len(segment.split())] * (end - first)
-        if begun and begun[0] > 1:  # a piece may contain white space of another kind
-            beginnings = [ids[first : i + 1] for i in range(first, end)]
-            begun = [len(part.split()) for part in tokenizer.decode(beginnings)]
-        words += [count + max(number, 1) - 1 for number in begun]
-        count += begun[-1] if begun else 0
-    words = [min(word, max(count - 1, 0)) for word in words]
+    for n in reversed(range(len(ids) - 1)):
+        if pieces[n] == SPACE:
+            words[n] = words[n + 1]
+    count = len(texts[-1].split()) if texts else 0
     # Normalisation may have made two words or none of one: count the original ones.
     originals = text.split()
     if originals and count != len(originals):
