@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -19,6 +20,7 @@ from babel import Locale
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 from starlette.exceptions import HTTPException
 
+from minitransformer.commands.file import KINDS, file_lines, with_lines
 from minitransformer.commands.translation_queue import Job, Line, TranslationQueue
 from minitransformer.runs.models import card_title, figures, language_codes
 from minitransformer.settings.decoding_config import TranslationConfig
@@ -31,6 +33,7 @@ MAX_BEAM = 16  # unless the default is larger
 MAX_TOKENS = 16_384  # of text, prefixes and ends of lines, times the beam
 MAX_WAITING = 5 * MAX_TOKENS  # in all requests that wait
 MAX_DETECTED = 2_000  # characters, of which the language is detected
+MAX_FILES = 16  # that are kept until somebody takes them
 
 Fields = dict[str, Any]  # of a request or an answer, by their names
 
@@ -75,6 +78,7 @@ class LibreTranslate:
         self.directions = directions
         self.needs_key = needs_key
         self.queue = TranslationQueue()
+        self.files: dict[str, bytes] = {}
         # Names as people read them; a code that is none is its own name.
         known = Locale("en").languages
         codes = [code for x in directions for code in (x.source, x.target)]
@@ -109,14 +113,14 @@ class LibreTranslate:
         return {
             "apiKeys": self.needs_key,
             "charLimit": self.limit,
-            "filesTranslation": False,
+            "filesTranslation": True,
             "keyRequired": self.needs_key,
             "language": {
                 name: {"code": code, "name": self.names[code]}
                 for name, code in (("source", first.source), ("target", first.target))
             },
             "suggestions": False,
-            "supportedFilesFormat": [],
+            "supportedFilesFormat": [*KINDS],
         }
 
     async def detect(self, request: Fields) -> list[Fields]:
@@ -164,6 +168,34 @@ class LibreTranslate:
         if not isinstance(request["q"], str):
             answer = {name: [each[name] for each in answers] for name in answer}
         return await asyncio.to_thread(json.dumps, answer)
+
+    async def translate_file(self, request: Fields) -> str:
+        """Translate a file, and return the name under which it is kept for a while.
+
+        Its lines are translated in parts, between which others have their turn.
+        """
+        file = _required(request, "file")
+        if not isinstance(file, tuple):
+            raise ValueError("Invalid request: file parameter is no file")
+        name, data = file
+        in_thread = asyncio.to_thread
+        lines = await in_thread(file_lines, data, name, ("", ""))
+        direction, _ = self._direction(request, lines)
+        if direction:
+            languages = direction.source, direction.target
+            lines = await in_thread(file_lines, data, name, languages)
+            new = list[str]()
+            for part in _parts(lines, self.limit):
+                prefixes = [""] * len(part)
+                job = await in_thread(_job, direction, part, prefixes, direction.config)
+                new += [best.text for best, *_ in await self._results(job)]
+            data = await in_thread(with_lines, data, name, languages, new)
+        # Nobody guesses the name, and only the newest files are kept.
+        kept = secrets.token_urlsafe() + Path(name).suffix
+        self.files[kept] = data
+        for oldest in [*self.files][:-MAX_FILES]:
+            del self.files[oldest]
+        return kept
 
     def _direction(
         self, request: Fields, texts: Sequence[str]
@@ -284,6 +316,24 @@ def _decoding(config: TranslationConfig, request: Fields) -> TranslationConfig:
 
 
 # Texts, divided into lines and put together again
+
+
+def _parts(lines: Sequence[str], most: int) -> Iterator[list[str]]:
+    """Divide lines into parts of at most so many bytes, if no line has more.
+
+    A line has no more tokens than bytes and two.
+    """
+    part = list[str]()
+    left = most
+    for line in lines:
+        size = len(line.encode()) + 2
+        if part and size > left:
+            yield part
+            part = []
+            left = most
+        part.append(line)
+        left -= size
+    yield part
 
 
 def _lines(text: str, kind: str) -> Sequence[PlainLine | HtmlLine]:

@@ -42,6 +42,7 @@ from minitransformer.system.workers import limit_threads
 from minitransformer.translation.confidence import UNSURE
 
 MAX_BODY = 65_536  # bytes: room for the longest text in any notation
+MAX_FILE = 1 << 20  # bytes of a body with a file
 REQUEST_TIMEOUT = 10  # seconds until a request must be complete
 MAX_INCOMPLETE = 100  # connections whose request is not complete
 ACCEPTED_AT_ONCE = 32  # connections, before what others send is read
@@ -81,6 +82,9 @@ class Door:
             ("POST", "/attention"): self._endpoint(interface.attention),
             ("POST", "/detect"): self._endpoint(interface.detect),
             ("POST", "/translate"): self._endpoint(interface.translate),
+            ("POST", "/translate_file"): self._translate_file,
+            # What has a name that nobody guesses.
+            ("GET", "/download_file/{name}"): self._download,
         }
         self.routes = ", ".join(map(" ".join, routes))
         # Pages of other sites may ask, too.
@@ -123,6 +127,21 @@ class Door:
 
     async def _health(self, fields: Fields) -> Fields:
         return {"status": "ok"}
+
+    async def _translate_file(self, request: Request) -> Response:
+        name = await self.interface.translate_file(await self._fields(request))
+        return _json({"translatedFileUrl": f"{request.base_url}download_file/{name}"})
+
+    async def _download(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.interface.files:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return Response(
+            self.interface.files[name],
+            headers=headers,
+            media_type="application/octet-stream",
+        )
 
     def _endpoint(self, function: Callable[[Fields], Awaitable[Any]]) -> Endpoint:
         """Return what answers a request by a function of its fields."""
@@ -179,14 +198,16 @@ class Door:
 async def _body_fields(request: Request) -> Fields:
     """Read the fields of JSON or of a form. Raises: ValueError, HTTPException"""
     # Read the body, unless it is too long.
+    has_file = request.url.path.startswith("/translate_file")
+    most = MAX_FILE if has_file else MAX_BODY
     body = bytearray()
     size = int(request.headers.get("Content-Length", 0))
     chunks = request.stream()
-    while size <= MAX_BODY and (chunk := await anext(chunks, b"")):
+    while size <= most and (chunk := await anext(chunks, b"")):
         body += chunk
         size = max(size, len(body))
-    if size > MAX_BODY:
-        expected = f"expected at most {MAX_BODY:,} bytes, got more"
+    if size > most:
+        expected = f"expected at most {most:,} bytes, got more"
         raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, expected)
     # JSON may come under the name of a form, or under none.
     kind = request.headers.get("Content-Type", "")
@@ -195,15 +216,20 @@ async def _body_fields(request: Request) -> Fields:
         if not isinstance(fields, dict):
             raise ValueError("Invalid JSON format")
         return fields
-    text = body.decode()
+    text = "" if has_file else body.decode()
     if not kind.startswith("multipart/"):
         return _fields_of(parse_form(text))
 
     async def receive() -> Message:
         return {"type": "http.request", "body": bytes(body)}
 
-    form = await Request(request.scope, receive).form()
-    return _fields_of(form.multi_items())
+    # A file is its name and its content.
+    async with Request(request.scope, receive).form() as form:
+        pairs = [
+            (name, x if isinstance(x, str) else (x.filename or "", await x.read()))
+            for name, x in form.multi_items()
+        ]
+    return _fields_of(pairs)
 
 
 def _fields_of(pairs: Sequence[tuple[str, Any]]) -> Fields:

@@ -1,15 +1,17 @@
 """What LibreTranslate's clients send, and models of several languages in one server."""
 
 import http.client
+import io
 import json
 import socket
 import threading
 import time
+import zipfile
 from collections import deque
 from contextlib import closing
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 
@@ -136,8 +138,58 @@ def test_what_other_pages_ask_first(server):
     status, settings = ask(server, "/frontend/settings", method="GET")
     assert status == 200
     assert settings["charLimit"] == 4096
-    assert settings["keyRequired"] is settings["filesTranslation"] is False
+    assert settings["keyRequired"] is not settings["filesTranslation"] is True
+    assert {".srt", ".html", ".odt", ".po"} < {*settings["supportedFilesFormat"]}
     assert settings["language"]["source"] == {"code": "en", "name": "English"}
+
+
+def upload(server, name, content, source="en"):
+    """Send a file as LibreTranslate's clients do; return the status and the answer."""
+    head = f'--limit\r\nContent-Disposition: form-data; name="file"; filename="{name}"'
+    part = head.encode() + b"\r\n\r\n" + content + b"\r\n"
+    body = part + multipart(("source", source), ("target", "de"))
+    return ask(server, "/translate_file", body, **MULTIPART)
+
+
+def test_a_file_is_translated_and_fetched(server):
+    """In parts: no request has so much text. A binary file comes back as one."""
+    cue = "00:00:01,000 --> 00:00:02,000\nI am\nhungry.\n\n"
+    for source in ("en", "auto"):
+        status, answer = upload(server, "film.srt", cue.encode() * 400, source)
+        assert status == 200
+        url = urlsplit(answer["translatedFileUrl"])
+        assert (url.hostname, url.port) == server.socket.getsockname()
+        _, text, headers = request(server, "GET", url.path)
+        assert text == cue.replace("I am\nhungry", "Ich habe\nHunger") * 400
+        assert headers["Content-Disposition"].startswith("attachment; filename=")
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("content.xml", "<text:p>I am hungry.</text:p>")
+    status, answer = upload(server, "a.odt", out.getvalue())
+    path = urlsplit(answer["translatedFileUrl"]).path
+    with closing(http.client.HTTPConnection(*server.socket.getsockname())) as asked:
+        asked.request("GET", path)
+        with zipfile.ZipFile(io.BytesIO(asked.getresponse().read())) as archive:
+            assert b">Ich habe Hunger.<" in archive.read("content.xml")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "status", "message"),
+    [
+        ("a.docx", b"PK", 400, "a.docx: expected .srt, .vtt"),
+        ("a.srt", b"\xe9", 400, "a.srt: expected .srt, in UTF-8: 'utf-8' codec"),
+        ("a.txt", b"a" * 2**20, 413, "expected at most 1,048,576 bytes, got more"),
+        ("a.txt", b"I am hungry. " * 4096, 400, "exceeds text limit (4,096 tokens)"),
+    ],
+)
+def test_a_file_that_cannot_be_translated_is_refused(
+    server, name, content, status, message
+):
+    got, answer = upload(server, name, content)
+    assert (got, message in answer["error"]) == (status, True), answer
+    assert ask(server, "/download_file/a.txt", method="GET")[0] == 404
+    _, answer = ask(server, "/translate_file", {"file": "a", **HUNGRY})
+    assert answer == {"error": "Invalid request: file parameter is no file"}
 
 
 def libretranslatepy(module, url):
