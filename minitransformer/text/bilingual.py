@@ -49,21 +49,16 @@ def read_bilingual(path: Path, languages: Pair = ("", "")) -> Bilingual:
         expected, got = map(" to ".join, (languages, own))
         raise ValueError(f"{path}: expected {expected}, got {got}")
     # Most pairs must have letters, and not the same on both sides.
-    whole = [(n, pair) for n, pair in enumerate(pairs, 1) if all(map(clean, pair))]
+    whole = [pair for pair in pairs if all(map(clean, pair))]
     if not whole:
         of = " and ".join(filter(None, languages)) or "two languages"
         raise ValueError(f"{path}: expected sentences in {of}, found none")
-    odd = [
-        (number, pair)
-        for number, pair in whole
-        if pair[0] == pair[1] or not all(map(LETTER.search, pair))
-    ]
+    odd = [x for x in whole if x[0] == x[1] or not all(map(LETTER.search, x))]
     if 2 * len(odd) > len(whole):
-        number, pair = odd[0]
         raise ValueError(
-            f"{path}, pair {number}: expected a sentence in two languages, got "
-            f"{' and '.join(pair)[:80]!r}; the first line of a table can name its "
-            "columns, such as en and de"
+            f"{path}, pair {pairs.index(odd[0]) + 1}: expected a sentence in two "
+            f"languages, got {' and '.join(odd[0])[:80]!r}; the first line of a table "
+            "can name its columns, such as en and de"
         )
     # Text of several lines becomes one.
     return [(" ".join(s.split("\n")), " ".join(t.split("\n"))) for s, t in pairs], own
