@@ -268,23 +268,23 @@ def translate_file(args: argparse.Namespace) -> None:
     check_output(args.output, args, kind="text")
     if args.output.suffix.lower() != args.input.suffix.lower():
         raise UsageError(f"{args.output}: expected the ending of {args.input.name}")
-    # Read the file before the model, which takes longer.
     paths = args.model or [find_checkpoint(None)]
-    languages = language_codes(find_checkpoint(paths[0]))
+    first = find_checkpoint(paths[0])
+    # Read the file before the model, which takes longer.
     data = args.input.read_bytes()
-    lines = file_lines(data, args.input.name, languages)
-    say(f"minitransformer file: using {described(find_checkpoint(paths[0]))}")
+    name = args.input.name
+    languages = language_codes(first)
+    lines = file_lines(data, name, languages)
+    say(f"minitransformer file: using {described(first)}")
     translator = load(
         *paths, device=args.device, threads=args.threads, glossary=args.glossary
     )
     flags = flags_of(args, DecodingConfig)
     config = TranslationConfig.changed(translator.decoding, flags)
     ranked = translator.hypotheses(lines, config)
-    best = [x[0].text for x in ranked]
-    write_bytes(
-        args.output, with_lines(data, args.input.name, languages, best), replace=True
-    )
-    if lacking := sum(bool(x[0].missing) for x in ranked):
+    new = with_lines(data, name, languages, [best.text for best, *_ in ranked])
+    write_bytes(args.output, new, replace=True)
+    if lacking := sum(bool(best.missing) for best, *_ in ranked):
         what = "a number, a term or text to copy"
         say(f"minitransformer file: {lacking} of {len(ranked)} lines lack {what}")
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.bilingual import import_toolkit, read_bilingual
+from minitransformer.text.find import find_text
 from minitransformer.text.pairs import TextPair
 
 needs_toolkit = pytest.mark.skipif(
@@ -111,6 +113,8 @@ def test_catalogues_and_memories_are_read_as_the_toolkit_writes_them(
         # Training takes the file for both sides.
         assert list(TextPair(path, path).lines()) == read
         assert TextPair(path, path).languages == languages
+        text = TextConfig(train_source=str(path), val_source=str(path))
+        assert list(find_text(text)["val"].lines()) == read
 
 
 @needs_toolkit
