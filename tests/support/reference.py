@@ -34,7 +34,8 @@ class ReferenceTransformer:
     (section 4). `dropout` has for each site what its elements are multiplied by, 0 or
     1 / (1 - P_drop); a site that is not named has no dropout. `rounded` replaces both
     factors of each product with a matrix of parameters. `kink` is how near the input of
-    a ReLU came to 0, where its derivative leaps.
+    a ReLU came to 0, where its derivative leaps, and `flat` how many times LayerNorm
+    met equal numbers, where its derivative is up to 1,000.
     """
 
     def __init__(self, config, parameters, dropout=None, rounded=None):
@@ -42,11 +43,15 @@ class ReferenceTransformer:
         self.parameters = parameters
         self.dropout = dropout or {}
         self.rounded = rounded or (lambda x, matrix: (x, matrix))
-        self.kink = math.inf
+        self.kink, self.flat = math.inf, 0
 
     def drop(self, x, site):
         """Dropout (5.4)"""
         return x * self.dropout.get(site, 1.0)
+
+    def is_smooth(self):
+        """Whether rounding is not amplified beyond what properties allow."""
+        return self.kink > 1e-11 and self.flat < 2
 
     def embed(self, ids, side):
         """Embeddings times sqrt(D), plus positions (3.4, 3.5). -> [..., B, T, D]"""
@@ -102,6 +107,7 @@ class ReferenceTransformer:
         total = x + self.drop(output, name)
         centred = total - total.mean(axis=-1, keepdims=True)
         variance = (centred**2).mean(axis=-1, keepdims=True)
+        self.flat += variance.real.min() < 1e-5
         gain, bias = (self.vector(f"{name}_norm.{part}") for part in ("gain", "bias"))
         return centred / np.sqrt(variance + 1e-6) * gain + bias
 

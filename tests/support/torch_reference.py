@@ -53,6 +53,7 @@ class TorchTransformer(ReferenceTransformer):
     def add_and_norm(self, name, x, output):
         gain, bias = (self.vector(f"{name}_norm.{part}") for part in ("gain", "bias"))
         total = x + self.drop(output, name)
+        self.flat += float(total.detach().var(dim=-1, correction=0).min()) < 1e-5
         return functional.layer_norm(total, gain.shape, gain, bias, eps=1e-6)
 
     def loss(self, source, target, label_smoothing):
@@ -67,7 +68,7 @@ class TorchTransformer(ReferenceTransformer):
 
 
 def by_torch(case, parameters, masks):
-    """Return how near a ReLU came to its kink, logits, loss and gradients."""
+    """Return whether the model is smooth here, logits, loss and gradients."""
     tensors = {
         name: torch.tensor(values, requires_grad=True)
         for name, values in parameters.items()
@@ -78,4 +79,4 @@ def by_torch(case, parameters, masks):
     loss = reference.loss(source, target, case.smoothing)
     loss.backward()
     gradients = {name: tensor.grad.numpy() for name, tensor in tensors.items()}
-    return reference.kink, logits, loss.item(), gradients
+    return reference.is_smooth(), logits, loss.item(), gradients
