@@ -56,6 +56,7 @@ is_recording = _recording.get  # whether this thread records operations
 # Takes the name and the body of a primitive and returns the body to run instead.
 Wrapper: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 _wrapper: ContextVar[Wrapper | None] = ContextVar("wrapper", default=None)
+wrapper_in_use = _wrapper.get
 
 
 @contextmanager

@@ -16,7 +16,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minitransformer.engine.autograd import RowGradient, Tensor, Vjp, primitive
+from minitransformer.engine.autograd import (
+    RowGradient,
+    Tensor,
+    Vjp,
+    primitive,
+    wrapper_in_use,
+)
 from minitransformer.engine.backend import Array, array_module, fused_kernel
 
 # Added to the scores of masked positions (float32 or float64). Their weights become
@@ -91,12 +97,12 @@ class HostStream:
 @primitive
 def dropout(x: Array, *, rate: float, rng: RandomStream) -> tuple[Array, Vjp]:
     """Zero a share `rate` of the elements and scale the rest to keep the mean (5.4)."""
-    dropout_mask = rng.keep_mask(x.shape, rate)
+    out, dropout_mask = _dropped(x, rate, rng)
 
     def vjp(g: Array) -> tuple[Array]:
         return (_apply_dropout(g, dropout_mask),)
 
-    return _apply_dropout(x, dropout_mask), vjp
+    return out, vjp
 
 
 @primitive
@@ -129,10 +135,13 @@ def linear(
 def projections(x: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """x W for several matrices W, which a kernel may multiply all at once.
 
+    Where primitives are wrapped, each product is one of them.
+
     Shapes: x [..., n], weights each [n, any] -> each [..., any]
     """
-    arrays = x.data, *(weight.data for weight in weights)
-    if kernel := fused_kernel("projections", arrays, None):
+    arrays = x.data, *[weight.data for weight in weights]
+    kernel = fused_kernel("projections", arrays, None)
+    if kernel and not wrapper_in_use():
         return [Tensor(product) for product in kernel(*arrays)]
     return [linear(x, weight) for weight in weights]
 
@@ -156,8 +165,7 @@ def embedding(
     out = xp.take(table, ids, axis=0)
     out *= scale
     out += positions[:length]
-    dropout_mask = _draw_dropout(out.shape, rate, rng)
-    _apply_dropout(out, dropout_mask, out=out)
+    out, dropout_mask = _dropped(out, rate, rng)
 
     def vjp(g: Array) -> tuple[RowGradient, None, Array]:
         g = _apply_dropout(g, dropout_mask)
@@ -195,8 +203,7 @@ def attention(
     query, key, value = [split_heads(x, num_heads) for x in (q, k, v)]
     scale = 1 / math.sqrt(query.shape[-1])
     weights = attention_weights(query, key, mask)  # [B, H, T, S]
-    dropout_mask = _draw_dropout(weights.shape, rate, rng)
-    dropped = _apply_dropout(weights, dropout_mask)
+    dropped, dropout_mask = _dropped(weights, rate, rng)
     # Each head writes its product straight into its columns of the result.
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
     xp.matmul(dropped, value, out=split_heads(out, num_heads))
@@ -253,8 +260,7 @@ def add_layer_norm(
     shape = x.shape  # the vjp keeps the shape, and not x
     width = shape[-1]
     mean_weights = _filled(xp, x, width, 1 / width)  # mean(x) is a product
-    dropout_mask = _draw_dropout(shape, rate, rng)
-    dropped = _apply_dropout(x, dropout_mask)
+    dropped, dropout_mask = _dropped(x, rate, rng)
     normal = xp.add(dropped, residual, out=None if dropped is x else dropped)
     normal = normal.reshape(-1, width)  # [N, D]
     # Centre each row, and divide it by its standard deviation.
@@ -454,11 +460,14 @@ def exp_is_safe(totals: Array) -> bool:
     return bool(((totals > least) & (totals < greatest)).all())
 
 
-def _draw_dropout(
-    shape: tuple[int, ...], rate: float, rng: RandomStream | None
-) -> tuple[Array | None, float]:
-    """Draw a mask of kept elements, or None if all are kept, and their factor."""
-    return (None, 1.0) if rng is None or rate == 0 else rng.keep_mask(shape, rate)
+def _dropped(
+    x: Array, rate: float, rng: RandomStream | None
+) -> tuple[Array, tuple[Array | None, float]]:
+    """Return Dropout(x), x itself if all is kept, and what `_apply_dropout` needs."""
+    if rng is None or rate == 0:
+        return x, (None, 1.0)
+    dropout_mask = rng.keep_mask(x.shape, rate)
+    return _apply_dropout(x, dropout_mask), dropout_mask
 
 
 def _apply_dropout(
