@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -189,45 +189,42 @@ def restore_tree(sequence: str, sentence: Sequence[str]) -> Tree:
     constituent of its label, with all inside it. End brackets without a beginning,
     empty constituents and numbers are left out.
     """
-    nodes: Tree = []
+    # The tags that are left, and the words.
+    symbols = [x for x in sequence.split() if not x.isdecimal()]
+    tags = sum(not _is_bracket(symbol) for symbol in symbols)
     left = list(reversed(sentence))
-    end = 0  # of the last leaf
-    # Read brackets, and tags while there are words.
-    for symbol in sequence.split():
-        kind, label = symbol[0], symbol[1:]
-        if kind in "be" and label:
-            nodes.append(Open(label) if kind == "b" else Close(label))
-        elif left and not symbol.isdecimal():
-            nodes.append(Leaf(symbol, left.pop()))
-            end = len(nodes)
-    # Insert the words without a tag after the last leaf.
-    nodes[end:end] = [Leaf("NN", word) for word in reversed(left)]
-    return _balance(nodes)
-
-
-def _balance(nodes: Iterable[Open | Leaf | Close]) -> Tree:
-    """Add missing end brackets; drop superfluous ones and empty constituents."""
-    result: Tree = []
+    # Words without a tag stand after the last leaf.
+    untagged = [Leaf("NN", word) for word in sentence[tags:]]
+    tree: Tree = [] if tags else [*untagged]
     inside: list[str] = []  # the labels of brackets not yet closed
 
-    def close() -> None:
+    def close() -> str:
+        """Close the innermost constituent, or drop an empty one; return its label."""
         label = inside.pop()
-        if isinstance(result[-1], Open):
-            result.pop()
+        if isinstance(tree[-1], Open):
+            tree.pop()
         else:
-            result.append(Close(label))
+            tree.append(Close(label))
+        return label
 
-    # An end bracket closes all constituents inside its own.
-    for node in nodes:
-        if not isinstance(node, Close):
-            result.append(node)
-            if isinstance(node, Open):
-                inside.append(node.label)
-        elif node.label in inside:
-            while inside[-1] != node.label:
-                close()
-            close()
+    # Each tag takes a word; an end bracket closes all that is inside its constituent.
+    for symbol in symbols:
+        label = symbol[1:]
+        if not _is_bracket(symbol):
+            tags -= 1
+            tree += [Leaf(symbol, left.pop())] if left else []
+            tree += [] if tags else untagged
+        elif symbol[0] == "b":
+            tree.append(Open(label))
+            inside.append(label)
+        elif label in inside:
+            while close() != label:
+                pass
     # The end of the sequence closes the others.
     while inside:
         close()
-    return result
+    return tree
+
+
+def _is_bracket(symbol: str) -> bool:
+    return symbol[0] in "be" and len(symbol) > 1
