@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -81,26 +81,28 @@ def average_last(
         best_path, best_cost = best_checkpoint(run, training, paths)
     count, best_cost = ranks.all_reduce_numbers([float(len(paths)), best_cost])
 
-    # Choose n by validation, or take all.
+    # Choose n by validation, or take all. Of means that validation cannot tell apart,
+    # take that of more checkpoints. The best checkpoint is number 0.
     number = int(count)
     lowest = math.nan
-    parameters = None
     if cost:
-
-        def validate(n: int, mean: np.ndarray | None) -> float:
-            set_parameters(parallel, mean)
-            value = cost()
-            log(f"average {n:<4}validation {shown(value, training)}")
-            return value
-
+        costs = [best_cost]
         means = running_means(paths) if paths else itertools.repeat(None, number)
-        number, lowest, parameters = best_mean(means, validate, best_cost)
-    elif paths:
-        parameters = mean_of(paths).parameters.data
+        for n, mean in enumerate(means, start=1):
+            set_parameters(parallel, mean.parameters.data if mean else None)
+            costs.append(cost())
+            log(f"average {n:<4}validation {shown(costs[n], training)}")
+        lowest = min(costs)
+        number = max((n for n, x in enumerate(costs) if x < lowest + TIE), default=0)
+        if number == 1 and costs[1] >= best_cost:
+            number = 0
 
     # Where no mean is good enough, take the best checkpoint. The average of an earlier
     # end is deleted, because translate.py would prefer it.
-    if not number and best_path is not None:
+    parameters = None
+    if number and paths:
+        parameters = mean_of(paths[-number:]).parameters.data
+    elif best_path is not None:
         run.remove(run.averaged)
         parameters = load(best_path).parameters.data
         than = f"{best_path.name}, validation {shown(best_cost, training)}"
@@ -119,32 +121,6 @@ def best_checkpoint(
     with suppress(OSError, ValueError):  # it is missing or damaged
         return run.best, recorded_state(run.best).best_cost(training.best_by)
     return next(reversed(paths), None), math.inf
-
-
-def best_mean(
-    means: Iterable[Checkpoint | None],
-    validate: Callable[[int, np.ndarray | None], float],
-    lowest: float,
-) -> tuple[int, float, np.ndarray | None]:
-    """Validate the means of more and more checkpoints, to find one of a lower cost.
-
-    All ranks validate a mean together, which is None where it was not read.
-
-    Returns: how many checkpoints the best mean has, or 0; the lowest cost; the best
-    mean
-    """
-    number = 0
-    best = None
-    for n, checkpoint in enumerate(means, start=1):
-        mean = checkpoint.parameters.data if checkpoint else None
-        value = validate(n, mean)
-
-        # Of means that validation cannot tell apart, take that of more checkpoints.
-        if value < lowest or (n > 1 and value < lowest + TIE):
-            number = n
-            lowest = min(value, lowest)
-            best = None if mean is None else mean.copy()
-    return number, lowest, best
 
 
 def set_parameters(parallel: ParallelModel, values: np.ndarray | None) -> None:
