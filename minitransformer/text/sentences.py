@@ -188,7 +188,8 @@ def in_usual_case(text: str, encode: Callable[[list[str]], list[list[int]]]) -> 
     is_title = not BEGINNINGS.isdisjoint(words[1:])
     whole = text.isupper() or (is_title and all(x[0].isupper() for x in words))
     usual = dict[str, str]()
-    for word in words if whole else (x for x in words if x.isupper() and len(x) > 2):
+    shouted = {x for x in words if x.isupper() and len(x) > 2}
+    for word in {*words} if whole else shouted:
         forms = [word.lower(), word.capitalize(), word]
         costs = [(len(ids), ids) for ids in encode(forms)]
         (count, _), form = min(zip(costs, forms, strict=True))
