@@ -135,7 +135,7 @@ def check_files(output: Path | None, source: Path | None, *others: Path | None) 
     """
     # What is read from a pipe is gone, so pipes are not compared.
     pipes = [x for x in (source, *others) if x and (x.is_fifo() or x.is_char_device())]
-    compared = [path for path in others if path and path not in pipes]
+    compared = [path for path in others if path and path not in (source, *pipes)]
     if source in pipes:
         source = None
     if source and output and not compared:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.bilingual import import_toolkit, read_bilingual
 from minitransformer.text.find import find_text
-from minitransformer.text.pairs import TextPair
+from minitransformer.text.pairs import TextPair, check_files
 
 needs_toolkit = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="the Translate Toolkit needs Python 3.11"
@@ -86,6 +86,11 @@ def test_quotes_of_a_csv_that_do_not_end_are_refused(place):
         ValueError, match=r"open.csv: expected the quotes of a .csv: un"
     ):
         read_bilingual(place / "open.csv")
+
+
+def test_text_that_is_its_own_reference_is_no_table(place):
+    (place / "plain").write_text("one\ntwo\n")
+    check_files(place / "out", place / "plain", place / "plain")
 
 
 @needs_toolkit
