@@ -214,11 +214,10 @@ class Mask:
             map(tokenizer.keeps_whole, SYMBOLS)
         )
         # Marks that the vocabulary has seen less often than those of ASCII.
-        places = {piece: i for i, piece in enumerate(pieces)}
         self._rare = {
             ord(mark): usual
             for mark, usual in USUAL.items()
-            if places.get(mark, 0) > places.get(usual, len(places))
+            if {mark, usual} <= {*pieces} and pieces.index(mark) > pieces.index(usual)
         }
 
     def slots(self, line: str) -> list[Slot]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import SequenceMatcher
 
 import numpy as np
 
@@ -44,9 +43,11 @@ def with_copies(h: Hypothesis) -> Hypothesis:
     Its words so far are those that the model wrote.
     """
     # Words that the model wrote keep their log-probabilities.
-    words = h.text.split()
-    log_probs = dict[int, float | None]()
-    same = SequenceMatcher(None, [word for word, _ in h.words], words, autojunk=False)
-    for i, j, size in same.get_matching_blocks():
-        log_probs |= {j + n: h.words[i + n][1] for n in range(size)}
-    return replace(h, words=tuple((x, log_probs.get(n)) for n, x in enumerate(words)))
+    left = list(h.words)
+    words = list[tuple[str, float | None]]()
+    for text in h.text.split():
+        word = next((x for x in left if x[0] == text), None)
+        if word:
+            left.remove(word)
+        words.append(word or (text, None))
+    return replace(h, words=tuple(words))
