@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import translate
-from minitransformer.commands import average, export, mix, parse, runs, split
+from minitransformer.commands import (
+    average,
+    export,
+    mix,
+    parse,
+    runs,
+    split,
+    vocabulary,
+)
 from support.in_process import run_main
 from support.models import save_small_model, save_small_run
 
@@ -99,6 +107,8 @@ OUTPUTS = {
     "restore": (parse.main, "restore text words -o OUT", True),
     "linearise": (parse.main, "linearise OUT trees", False),
     "translate": (translate.main, "--model model -i text -o OUT --threads 1", True),
+    "attention": (translate.main, "--model IN --attention OUT cat", True),
+    "vocabulary": (vocabulary.main, "OUT text --vocab-size 20", False),
     "score": (translate.main, "--model IN -i text --score words -o OUT", True),
 }
 

@@ -39,18 +39,6 @@ COMMANDS = {
     "attention": (translate.main, "--model model --attention OUT cat --threads 1"),
 }
 
-# What belongs to a run, is read by some command, or is of the user.
-KEPT = [
-    "run/config.json",
-    "run/metrics.jsonl",
-    "run/train.log",
-    "run/tokenizer.model",
-    "run/step-00000001.safetensors",
-    "run/best.safetensors",
-    "model",
-    "photo.jpg",
-]
-
 
 def symbolic_link(path):
     Path("link").symlink_to(path)
@@ -78,18 +66,14 @@ def folder(tmp_path, monkeypatch):
     run = RunDirectory(Path("run"))
     run.path.mkdir()
     save_small_model(Path("model"))
-    for step, path in enumerate((run.checkpoint(1), run.best), start=1):
-        save_small_model(path, RunState(step=step))
+    save_small_model(run.checkpoint(1), RunState(step=1))
     run.config.write_text("{}")
     run.metrics.write_text('{"step": 1, "loss": 2.0, "seconds": 1.0}\n')
-    Path("run/train.log").write_text("a log\n")
-    run.tokenizer.write_bytes(b"\0pieces")
     Path("linked").symlink_to(".")
     for name in ("text", "same"):
         Path(name).write_text("the cat\nsat on\n")
     Path("pairs").write_text(LINES)
     Path("trees").write_text(TREES)
-    Path("photo.jpg").write_bytes(b"JFIF\0")
     Path("corpus").mkdir()
     for side in "ab":
         Path("corpus", f"train.{side}").write_text("a line\n")
@@ -99,23 +83,6 @@ def folder(tmp_path, monkeypatch):
 def contents():
     paths = (x for x in Path().rglob("*") if x.is_file() and x.suffix != ".svg")
     return {path: path.read_bytes() for path in paths}
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_nothing_of_a_run_or_of_the_user_is_replaced(folder, command, name):
-    main, words = COMMANDS[command]
-    for path in KEPT:
-        Path("link").unlink(missing_ok=True)
-        before = contents()
-        place = NAMES[name](path)
-        code, _, error = run_main(main, *words.replace("OUT", place).split())
-        if code:  # else a hard link was replaced, and what else has its content stays
-            assert error.count("\n") == 1, error
-        else:
-            assert name == "hard link", path
-        Path("link").unlink(missing_ok=True)
-        assert contents() == before
 
 
 @pytest.mark.parametrize("name", NAMES)
