@@ -473,9 +473,7 @@ def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> i
 def launch(args: argparse.Namespace, arguments: Sequence[str]) -> NoReturn:
     """Have MPI start this script as several ranks, once the flags are checked."""
     check_device(f"cuda:{args.gpus - 1}" if args.gpus > 1 else args.device)
-    path, _, resumes = starting_point.choose_run(args, rank=1)
-    if args.run and not resumes:
-        RunDirectory(path).require_free()
+    starting_point.choose_run(args, rank=1)
     command = [str(Path(__file__).absolute()), *arguments]
     distributed.start_ranks(args.processes, command)
 

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -154,7 +154,8 @@ class Workers(Generic[A, R]):
                 while idle and (following := next(numbered, None)):
                     connection = idle.pop(0)
                     busy[connection], item = following
-                    self._send(connection, item)
+                    with suppress(OSError):  # it has ended, as `_receive` explains
+                        connection.send(item)
                 # Yield the results that come next in order.
                 while number in results:
                     yield results.pop(number)
@@ -169,28 +170,20 @@ class Workers(Generic[A, R]):
             if busy or results:  # after an error, or if the caller leaves early
                 self.close()
 
-    def _send(self, connection: Connection, item: A) -> None:
-        try:
-            connection.send(item)
-        except OSError:
-            self._explain_end(connection)
-
     def _receive(self, connection: Connection) -> R:
+        """Raises: RuntimeError saying how a worker ended, or what it raised"""
         try:
             result, error, trace = connection.recv()
         except (EOFError, OSError):
-            self._explain_end(connection)
+            _, status = os.waitpid(self._processes.pop(connection), 0)
+            code = os.waitstatus_to_exitcode(status)
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
+            why = " (is there enough memory?)" if code == -signal.SIGKILL else ""
+            expected = "expected an answer from a worker process"
+            raise RuntimeError(f"{expected}, it {how}{why}") from None
         if error is not None:
             raise error from RuntimeError(f"in a worker process:\n{trace}")
         return cast(R, result)
-
-    def _explain_end(self, connection: Connection) -> NoReturn:
-        """Raises: RuntimeError saying how a worker ended"""
-        _, status = os.waitpid(self._processes.pop(connection), 0)
-        code = os.waitstatus_to_exitcode(status)
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        why = " (is there enough memory?)" if code == -signal.SIGKILL else ""
-        raise RuntimeError(f"expected an answer from a worker process, it {how}{why}")
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
