@@ -168,11 +168,6 @@ class RunDirectory:
             sync(self.metrics)
         save(path, checkpoint, replace=True)
 
-    def remove(self, path: Path) -> None:
-        """Remove a file, which may be missing."""
-        self._check()
-        path.unlink(missing_ok=True)
-
     def append(self, path: Path, line: str) -> None:
         """Append a line to a log; a full disk costs the line and not the run."""
         self._check()
@@ -240,12 +235,13 @@ class RunDirectory:
         there is a newer one: an unbroken run would neither have it nor average it.
         """
         # Keep the newest checkpoint, and before it only such as were due.
+        self._check()
         checkpoints = self.checkpoints()
         due = [p for p in checkpoints[:-1] if training.is_regular(int(p.stem[5:]))]
         kept = [*due, *checkpoints[-1:]][-training.num_kept :]
         for path in checkpoints:
             if path not in kept:
-                self.remove(path)
+                path.unlink()
 
         # Without its moments, an older checkpoint still serves to average.
         for path in kept[:-WITH_MOMENTS]:
@@ -253,7 +249,7 @@ class RunDirectory:
                 if has_moments(path):
                     self.save(path, load(path))
         if checkpoints:
-            self.remove(self.unsaved)
+            self.unsaved.unlink(missing_ok=True)
 
     def preferred_checkpoint(self) -> Path:
         """Return the checkpoint to translate with: averaged, else best, else newest.

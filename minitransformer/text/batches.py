@@ -17,10 +17,6 @@ from minitransformer.text.ids import Ragged
 # The type of indices of pairs: half the memory of int64, for millions of pairs.
 INDEX = np.int32
 
-# How many pairs are sorted by length at a time: enough for batches with little padding,
-# few enough that sorting needs little memory compared with the corpus.
-PAIRS_PER_SORT = 4_000_000
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -106,11 +102,7 @@ class ParallelCorpus:
         # Sorting keeps the order of pairs of equal length: it is random from here on.
         if rng is not None:
             pairs = rng.permutation(pairs)
-        batches = [
-            batch
-            for first in range(0, len(pairs), PAIRS_PER_SORT)
-            for batch in self._bisect(pairs[first : first + PAIRS_PER_SORT], max_tokens)
-        ]
+        batches = self._bisect(pairs, max_tokens)
         if rng is not None:
             rng.shuffle(batches)
         return batches
@@ -169,7 +161,7 @@ class BatchStream:
 
     The seed determines the sequence: a checkpoint saves only the `epoch` and, as
     `position`, how many of its batches have been taken. `pairs` are the indices of the
-    pairs that are not too long.
+    pairs that are not too long, and `batches` those of each batch of this epoch.
     """
 
     def __init__(
@@ -189,23 +181,19 @@ class BatchStream:
     def _shuffle(self) -> None:
         rng = np.random.default_rng((self.training.seed, self.epoch))
         tokens = self.training.max_tokens
-        self._batches = self.corpus.batch_by_length(self.pairs, tokens, rng)
+        self.batches = self.corpus.batch_by_length(self.pairs, tokens, rng)
 
     def __len__(self) -> int:
         """The number of batches in this epoch."""
-        return len(self._batches)
+        return len(self.batches)
 
     def __next__(self) -> Batch:
-        while self.position >= len(self._batches):
+        while self.position >= len(self.batches):
             self.epoch += 1
             self.position = 0
             self._shuffle()
         self.position += 1
-        return self.corpus.batch(self._batches[self.position - 1])
-
-    def pairs_of_epoch(self) -> np.ndarray:
-        """Return the indices of this epoch's pairs, in the order of their batches."""
-        return np.concatenate(self._batches)
+        return self.corpus.batch(self.batches[self.position - 1])
 
     def largest_batches(self) -> list[Batch]:
         """Return the batches of this epoch that may need the most memory.
@@ -216,7 +204,7 @@ class BatchStream:
         source = self.corpus.source.lengths
         target = self.corpus.target.lengths
         # The rows of each batch, and its longest source and target with EOS.
-        batches = self._batches
+        batches = self.batches
         sizes = [(len(b), source[b].max() + 1, target[b].max() + 1) for b in batches]
         rows, s, t = np.array(sizes, dtype=np.int64).T
         largest = {int(count.argmax()) for count in (rows * s, rows * t, rows * s * t)}

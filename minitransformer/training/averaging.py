@@ -81,8 +81,7 @@ def average_last(
         best_path, best_cost = best_checkpoint(run, training, paths)
     count, best_cost = ranks.all_reduce_numbers([float(len(paths)), best_cost])
 
-    # Choose n by validation, or take all. Of means that validation cannot tell apart,
-    # take that of more checkpoints. The best checkpoint is number 0.
+    # Choose n by validation, or take all.
     number = int(count)
     lowest = math.nan
     if cost:
@@ -93,9 +92,7 @@ def average_last(
             costs.append(cost())
             log(f"average {n:<4}validation {shown(costs[n], training)}")
         lowest = min(costs)
-        number = max((n for n, x in enumerate(costs) if x < lowest + TIE), default=0)
-        if number == 1 and costs[1] >= best_cost:
-            number = 0
+        number = best_number(costs)
 
     # Where no mean is good enough, take the best checkpoint. The average of an earlier
     # end is deleted, because translate.py would prefer it.
@@ -103,7 +100,7 @@ def average_last(
     if number and paths:
         parameters = mean_of(paths[-number:]).parameters.data
     elif best_path is not None:
-        run.remove(run.averaged)
+        run.averaged.unlink(missing_ok=True)
         parameters = load(best_path).parameters.data
         than = f"{best_path.name}, validation {shown(best_cost, training)}"
         log(f"averaged    none is better than {than}")
@@ -121,6 +118,17 @@ def best_checkpoint(
     with suppress(OSError, ValueError):  # it is missing or damaged
         return run.best, recorded_state(run.best).best_cost(training.best_by)
     return next(reversed(paths), None), math.inf
+
+
+def best_number(costs: Sequence[float]) -> int:
+    """Return how many checkpoints the best mean has, from the cost of each number.
+
+    The number 0 stands for the best checkpoint. Of means that validation cannot tell
+    apart, that of more checkpoints is best.
+    """
+    lowest = min(costs)
+    number = max((n for n, x in enumerate(costs) if x < lowest + TIE), default=0)
+    return 0 if number == 1 and costs[1] >= costs[0] else number
 
 
 def set_parameters(parallel: ParallelModel, values: np.ndarray | None) -> None:

@@ -150,7 +150,7 @@ def run_summary(
     val = corpora.get("val", corpus)
 
     # The mean of an update: its pairs, and their tokens with EOS.
-    pairs = stream.pairs_of_epoch()
+    pairs = stream.pairs
     num_pairs = len(pairs) / len(stream) * training.accumulate
     source = float(corpus.source.lengths[pairs].mean() + 1)
     target = float(corpus.target.lengths[pairs].mean() + 1)

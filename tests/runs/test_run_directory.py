@@ -133,7 +133,6 @@ WRITES = [
     lambda run: run.record(1, loss=0.5),
     lambda run: run.append(run.path / "train.log", "a line"),
     lambda run: run.begin(RUN, b"pieces", False),
-    lambda run: run.remove(run.averaged),
     lambda run: run.save(run.best, None),
 ]
 
