@@ -15,7 +15,7 @@ from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.text.clean import clean
 from minitransformer.text.lines import read_lines
-from minitransformer.text.masking import symbols_for
+from minitransformer.text.symbols import symbols_for
 from minitransformer.text.tokenizer import Tokenizer, ended_by_interrupt
 
 

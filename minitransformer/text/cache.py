@@ -19,9 +19,10 @@ from minitransformer.system.announce import announce
 from minitransformer.system.files import build_once
 from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
-from minitransformer.text.masking import Mask, symbols_for
+from minitransformer.text.masking import Mask
 from minitransformer.text.pairs import TextPair, file_digest
 from minitransformer.text.sentences import median_sentences
+from minitransformer.text.symbols import hide_pair, symbols_for
 from minitransformer.text.tokenizer import (
     Tokenizer,
     VocabularyError,
@@ -199,8 +200,8 @@ def _encode(
     # Symbols stand for text that both sides of a pair have, and the model learns them.
     mask = Mask(tokenizer)
     lines = text.lines()
-    if mask.has_symbols:
-        lines = itertools.starmap(mask.hide_pair, lines)
+    if mask.symbols:
+        lines = (hide_pair(mask, *pair) for pair in lines)
 
     lines = _sampled(lines, sample)
     while chunk := list(itertools.islice(lines, CHUNK)):

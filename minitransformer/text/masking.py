@@ -18,14 +18,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
-from zlib import crc32
 
 from minitransformer.text.tokenizer import Tokenizer
 
-# Symbols that stand for slots. A vocabulary gets them if so many training pairs have
-# something to copy.
+# Symbols that stand for slots.
 SYMBOLS = tuple(f"⟦{n}⟧" for n in range(1, 10))
-LEAST_PAIRS = 1000
 
 # Letters of scripts that write no spaces: Thai, Lao, Burmese, Khmer, Chinese, Japanese.
 NO_SPACES = re.compile(
@@ -210,9 +207,8 @@ class Mask:
         pieces = tokenizer.written() if tokenizer else []
         self._shapes = Shapes(tokenizer, pieces)
         self._find_terms = find_terms
-        self.has_symbols = tokenizer is not None and all(
-            map(tokenizer.keeps_whole, SYMBOLS)
-        )
+        has_symbols = tokenizer and all(map(tokenizer.keeps_whole, SYMBOLS))
+        self.symbols = SYMBOLS if has_symbols else ()
         # Marks that the vocabulary has seen less often than those of ASCII.
         self._rare = {
             ord(mark): usual
@@ -246,27 +242,6 @@ class Mask:
         if "„" in text:  # which “ closes
             rare = {code: x for code, x in rare.items() if chr(code) != "“"}
         return text.translate(rare)
-
-    def hide_pair(self, source: str, target: str) -> tuple[str, str]:
-        """Put symbols in place of slots that both sides of a pair have in order."""
-        # Begin with any symbol, so that all are learned alike.
-        first = crc32(source.encode()) % len(SYMBOLS)
-        symbols = SYMBOLS[first:] + SYMBOLS[:first]
-        slots = [named(side, self.slots(side), symbols) for side in (source, target)]
-        same = [x.output for x in slots[0]] == [x.output for x in slots[1]]
-        if same and all(x.name for x in slots[0] if x.kind == "word"):
-            hidden = hide(source, slots[0])
-            if hidden.strip():
-                return hidden, hide(target, slots[1])
-        return source, target
-
-
-def symbols_for(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the symbols, or none if too few of the first million pairs need them."""
-    hide_pair = Mask().hide_pair
-    need_them = (x for x in itertools.islice(pairs, 10**6) if hide_pair(*x) != x)
-    count = sum(1 for _ in itertools.islice(need_them, LEAST_PAIRS))
-    return SYMBOLS if count == LEAST_PAIRS else ()
 
 
 def named(line: str, slots: Iterable[Slot], symbols: Sequence[str]) -> list[Slot]:

@@ -14,7 +14,7 @@ from minitransformer.settings.decoding_config import DecodingConfig, Translation
 from minitransformer.text.clean import clean
 from minitransformer.text.glossary import Glossary
 from minitransformer.text.lines import as_list_of_str
-from minitransformer.text.masking import SYMBOLS, Mask, Slot, hide, named
+from minitransformer.text.masking import Mask, Slot, hide, named
 from minitransformer.text.sentences import Sentence, divide, space_after
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.beam_search import Hypothesis
@@ -149,10 +149,9 @@ class Translator(PlainTranslator):
         together, it reads a symbol instead. What is missing after these two attempts
         is left out, and named.
         """
-        symbols = SYMBOLS if self._mask.has_symbols else ()
         slots = [self._mask.slots(x.text) for x in segments]
         first = [
-            _masked(segment, own, symbols)
+            _masked(segment, own, self._mask.symbols)
             for segment, own in zip(segments, slots, strict=True)
         ]
         results = self._attempt(first, config)
@@ -166,7 +165,7 @@ class Translator(PlainTranslator):
                 else x
                 for x in slots[n]
             ]
-            segment = _masked(segments[n], own, symbols if best else ())
+            segment = _masked(segments[n], own, self._mask.symbols if best else ())
             if segment != first[n]:
                 again[n] = segment
         second = self._attempt([*again.values()], config)
