@@ -1,6 +1,5 @@
 """Array libraries, and which body of an operation runs."""
 
-import importlib
 import sys
 import types
 
@@ -71,14 +70,3 @@ def test_a_backend_is_told_that_parameters_have_changed():
     assert found is parameters
     backend.parameters_changed(parameters)  # does nothing without a backend
     assert len(told) == 1
-
-
-def test_the_engine_imports_without_cupy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    for name in (
-        "engine.ops",
-        "model.transformer",
-        "translation.batch_translation",
-        "training",
-    ):
-        importlib.import_module(f"minitransformer.{name}")
