@@ -73,9 +73,11 @@ def serving(model: str, port: int, line: str) -> Iterator[str]:
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr
-        said = server.stderr.readline().split()
-        if "open" not in said:
-            sys.exit(" ".join(said))
+        said = [""]
+        while said and "open" not in said:  # it may say more before
+            said = server.stderr.readline().split()
+        if not said:
+            sys.exit("the server ended")
         address = said[said.index("open") + 1]
         ask(address, line)
         yield address

@@ -6,8 +6,11 @@ import types
 import numpy as np
 import pytest
 
+from minitransformer import api
 from minitransformer.backends.cuda import device as cuda_device
 from minitransformer.backends.devices import check_device, open_device
+from minitransformer.commands import export
+from minitransformer.engine.backend import backend_of
 from minitransformer.settings.options import UsageError
 
 
@@ -23,6 +26,22 @@ def test_the_processor_is_always_there():
 def test_unknown_devices_are_refused(name):
     with pytest.raises(UsageError, match="--device: expected cpu, cuda or cuda:N"):
         open_device(name)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("asked", [None, "fp32", "int8"])
+@pytest.mark.parametrize("stored", ["float16", "int8"])
+def test_models_in_8_bits_have_products_in_int8_where_these_are_faster(
+    model_path, tmp_path, monkeypatch, stored, asked, fast
+):
+    pytest.importorskip("numkong", reason="no NumKong")
+    monkeypatch.setattr(api, "multiplies_int8_fast", lambda: fast)
+    path = tmp_path / "small.safetensors"
+    assert export.main([stored, model_path, str(path)]) == 0
+    api.load(path, precision=asked, threads=1)
+    found = backend_of(np.zeros(1)).precision
+    open_device("cpu")
+    assert found == (asked or ("int8" if stored == "int8" and fast else "fp32"))
 
 
 def fake_cupy(monkeypatch, available, count=2):
