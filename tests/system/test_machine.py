@@ -1,33 +1,11 @@
 """The processor and its memory, on machines that differ from this one, too."""
 
-import ctypes
 import os
-import sys
-import types
 from pathlib import Path
 
 import pytest
 
 from minitransformer.system import machine
-
-
-@pytest.mark.parametrize("largest", [2**30, 2**25])
-def test_glibc_is_asked_to_keep_its_memory_in_one_heap(monkeypatch, largest):
-    """Older versions refuse thresholds above 32 MiB."""
-    accepted = {}
-
-    def mallopt(name, value):
-        if name == -3 and value > largest:
-            return 0
-        accepted[name] = value
-        return 1
-
-    monkeypatch.setattr(sys, "platform", "linux")
-    library = types.SimpleNamespace(mallopt=mallopt)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    machine.tune_allocator()
-    # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_ARENA_MAX of malloc.h
-    assert accepted == {-3: largest, -1: 2**31 - 1, -8: 1}
 
 
 @pytest.mark.parametrize(

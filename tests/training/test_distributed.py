@@ -308,15 +308,3 @@ def test_without_mpi_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda *args, **options: None)
     with pytest.raises(RuntimeError, match=r"pip install 'minitransformer\[mpi\]'"):
         distributed.find_mpiexec()
-
-
-def test_the_mpi_beside_this_python_is_preferred(tmp_path, monkeypatch):
-    for path in ("here/mpirun", "elsewhere/mpiexec"):
-        (tmp_path / path).parent.mkdir()
-        (tmp_path / path).touch()
-        (tmp_path / path).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "here" / "python"))
-    assert distributed.find_mpiexec() == str(tmp_path / "here" / "mpirun")
-    (tmp_path / "here" / "mpirun").unlink()
-    assert distributed.find_mpiexec() == str(tmp_path / "elsewhere" / "mpiexec")

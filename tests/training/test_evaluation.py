@@ -11,7 +11,7 @@ from minitransformer.text.batches import ParallelCorpus
 from minitransformer.text.ids import Ragged
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.training import evaluation, parallel
+from minitransformer.training import evaluation
 from minitransformer.training.evaluation import (
     TokenStatistics,
     token_statistics,
@@ -42,26 +42,6 @@ def test_validation_is_the_sum_over_sentences_that_are_short_enough():
     assert total.tokens == corpus.target.lengths[:20].sum() + 20  # EOS counted
     assert TokenStatistics(1e6, 0, 1).perplexity == math.exp(700)
     computed.close()
-
-
-def test_a_process_takes_no_more_at_once_in_validation_than_in_training(monkeypatch):
-    """Of sentences of 5 tokens, EOS counted, at most 3 where it has 12 tokens."""
-    rows, sizes = [[7] * 4] * 20, []
-    corpus = ParallelCorpus(*(Ragged.from_lists(rows) for _ in range(2)))
-    plain = evaluation.token_statistics
-
-    def measured(model, batch):
-        sizes.append(batch.source.size)
-        return plain(model, batch)
-
-    monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * 12)
-    monkeypatch.setattr(evaluation, "token_statistics", measured)
-    monkeypatch.setattr("minitransformer.system.workers.CAN_FORK", False)
-    model = Transformer(CONFIG)
-    computed = CpuModel(model, ParameterBuffer(model))
-    assert validate(computed, corpus, TrainingConfig()).tokens == sum(sizes) == 20 * 5
-    computed.close()
-    assert 5 < max(sizes) <= 1.25 * 12
 
 
 def test_pairs_are_translated_if_they_fit_with_eos_counted(tmp_path):
