@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import sys
 import weakref
 
 import numpy as np
@@ -189,3 +190,12 @@ def test_training_in_int8_is_refused():
     assert code == 2
     assert "--precision" in errors
     assert "int8" in errors
+
+
+def test_what_is_missing_is_said_in_a_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numkong", None)
+    expected = (
+        r"--precision int8 needs NumKong: pip install 'minitransformer\[onednn\]'"
+    )
+    with pytest.raises(RuntimeError, match=expected):
+        int8.open_kernels.__wrapped__()
