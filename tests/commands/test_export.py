@@ -26,7 +26,7 @@ from minitransformer.settings.config import BOS_ID, EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.batch_translation import translate_ids
-from support.in_process import run_translate
+from minitransformer.translation.plain_translator import Segment
 from support.models import model_with_random_biases, save_run
 
 LINES = [
@@ -183,16 +183,18 @@ def test_a_package_has_the_languages_of_the_run_or_of_flags(
 
 def test_a_model_is_calibrated_by_text(model_path, tmp_path, capfd):
     text, path, mean = (tmp_path / x for x in ("text", "new", "mean"))
-    text.write_text("the cat sat\n\non the mat\nthe mat\n")
+    lines = ["the cat sat", "", "on the mat", "the mat"]
+    text.write_text("".join(f"{x}\n" for x in lines))
     known = checkpoint.recorded_state(Path(model_path)).log_prob_quantiles
     given = ["float16", model_path, str(path), "--calibrate", str(text)]
     assert (export.main(given), known) == (0, ())
     assert average.main([str(mean), str(path)]) == 0
     capfd.readouterr()
-    flags = "--json", "--model", str(mean), "--input", str(text), "--threads", "1"
-    _, out, _ = run_translate(*flags)
-    found = [json.loads(line)["translations"][0] for line in out.splitlines()]
-    sure = sorted(x["confidence"] for x in found if x["text"])
+    # As the model reads them: of numbers that it invents, it would be unsure.
+    model = load(mean)
+    segments = [Segment(x) for x in lines if x]
+    best = model.translate_as_read(segments, model.decoding)
+    sure = sorted(h.confidence for h, *_ in best)
     np.testing.assert_allclose(sure, [0, 0.5, 1], atol=0.02)
     text.write_text("\n")
     given[2] = str(tmp_path / "other")
