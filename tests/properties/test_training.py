@@ -118,6 +118,7 @@ def test_batches_go_on_wherever_they_were_stopped(lengths, max_tokens, seed, sto
         np.testing.assert_array_equal(batch.source, again.source)
         np.testing.assert_array_equal(batch.target, again.target)
         note(batch)
+    assert [*orders] == [*range(stream.epoch + 1)]
     for epoch, order in orders.items():
         assert sorted(order) == list(range(len(lengths)))
         end = None if epoch < stream.epoch else len(seen[epoch])

@@ -116,6 +116,7 @@ def test_batches_and_pairs_of_equal_length_are_shuffled_by_seed_and_epoch():
 
 
 @given(SIDES, st.integers(8, 60))
+@example([(2, 8), (7, 2), (3, 6)], 12)  # each is the largest in its way
 def test_the_largest_batches_are_found(sides, max_tokens):
     options = max_tokens, 256, 1
     stream = BatchStream(corpus_of(sides), settings(*options))
