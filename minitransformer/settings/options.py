@@ -70,7 +70,7 @@ class Config:
     help_group: ClassVar[str]
 
     def __post_init__(self) -> None:
-        hints = type_hints(type(self))
+        hints = type_hints(type(self))  # type: ignore[arg-type]
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
             kind, optional = value_type(hints[f.name])
