@@ -419,7 +419,7 @@ def test_bleu_is_of_the_words_of_the_script_or_as_a_flag_says(
     limits = "--steps", 40, "--validate-every", 40
     out = start(*here, "--learning-rate", 0.03, *limits, *flags)
     assert f"|tok:{name}|" in out
-    told = out.count("BLEU        references look tokenised: ")
+    told = out.count("BLEU        references look tokenised, ")
     assert told == target.endswith(" .")
     assert values("run", "exact") == {40: 1}
     assert values("run", "test_bleu") == {40: pytest.approx(100)}

@@ -342,7 +342,7 @@ def test_500_connections_that_drip_and_256_files(start):
         place = free.getsockname()
     command = [sys.executable, ROOT / "translate.py", "--model", "en-de"]
     process = subprocess.Popen(
-        [*command, "--serve", str(place[1])],
+        [*command, "--precision", "fp32", "--serve", str(place[1])],
         preexec_fn=lambda: resource.setrlimit(*limits),
         stderr=subprocess.PIPE,
         text=True,
