@@ -42,6 +42,9 @@ CUTTING = 120
 # The memory of the interpreter and the libraries. Units: bytes
 PROCESS_MEMORY = 70 << 20
 
+# The libraries of a server, above all the detector of languages.
+SERVER_MEMORY = 130 << 20
+
 
 def words(count, seed=0):
     rng = random.Random(seed)
@@ -154,6 +157,7 @@ def test_translation(folder, model, name, source, cutting, decoding, flags):
 def test_the_page(folder, model):
     """A request at its bounds, and 1,500 connections at once."""
     path, loaded, fixed = model
+    fixed += SERVER_MEMORY
     command = [*TRANSLATE, "--model", path, "--serve", "18765", "--threads", "1"]
     with subprocess.Popen(
         [str(x) for x in command], stderr=subprocess.PIPE, text=True
