@@ -33,9 +33,9 @@ ALLOWED: dict[tuple[str, str], int] = {}
 
 # The most tokens, with the aim where it is not reached yet.
 BUDGETS = {
-    "package": 108_000,  # 97,500
-    "core": 69_000,  # 62,000
-    "tests": 178_000,  # 160,000
+    "package": 109_600,  # 97,500
+    "core": 69_500,  # 62,000
+    "tests": 178_800,  # 160,000
     "benchmarks": 27_000,
 }
 
