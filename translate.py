@@ -58,7 +58,7 @@ from minitransformer.text.pairs import check_files
 from minitransformer.translation import quality
 from minitransformer.translation.alignment import pharaoh
 from minitransformer.translation.beam_search import Hypothesis
-from minitransformer.translation.confidence import UNSURE
+from minitransformer.translation.confidence import LACKED, UNSURE
 from minitransformer.translation.translator import Translator, json_objects
 
 EXAMPLES = (
@@ -369,8 +369,8 @@ def write_translations(args: argparse.Namespace, translator: Translator) -> None
         what = f"{alike} of {number} translations are mostly the same words"
         say(f"translate.py: {what}: is the text in the target language already?")
     if lacking:
-        what = "a number, a term or text to copy; --json says which"
-        say(f"translate.py: {lacking} of {number} translations lack {what}")
+        what = f"translations lack {LACKED}; --json says which"
+        say(f"translate.py: {lacking} of {number} {what}")
 
     # Compare them with the references.
     if args.reference:

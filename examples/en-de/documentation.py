@@ -19,9 +19,9 @@ from collections import defaultdict
 from pathlib import Path
 from zlib import crc32
 
-from minitransformer.text.lines import open_output, read_lines
-
-Pair = tuple[str, str]
+from minitransformer.text.bilingual import Pair
+from minitransformer.text.lines import read_lines
+from minitransformer.text.pairs import write_pairs
 
 KINDS = {"HT": "human", "-": "unmarked", "MT": "machine"}
 # These pages say that people translated them, but read like a machine's.
@@ -47,11 +47,9 @@ def read_pairs(folder: Path) -> dict[str, list[Pair]]:
     return pairs
 
 
-def write_pairs(folder: Path, name: str, pairs: list[Pair]) -> None:
-    for side, language in enumerate(("en", "de")):
-        with open_output(folder / f"{name}.{language}.gz") as file:
-            file.writelines(pair[side] + "\n" for pair in pairs)
-    print(f"{name}: {len(pairs):,} pairs")
+def write(folder: Path, name: str, pairs: list[Pair]) -> None:
+    count = write_pairs(pairs, *(folder / f"{name}.{x}.gz" for x in ("en", "de")))
+    print(f"{name}: {count:,} pairs")
 
 
 def main() -> None:
@@ -79,9 +77,9 @@ def main() -> None:
         both = {kind: pairs[f"{split}-{kind}"] for kind in ("human", "unmarked")}
         if split != "train":
             for kind, own in both.items():
-                write_pairs(args.output, f"{split}-{kind}", own)
+                write(args.output, f"{split}-{kind}", own)
         more = machine if split == "train" else []
-        write_pairs(args.output, split, [*both["human"], *both["unmarked"], *more])
+        write(args.output, split, [*both["human"], *both["unmarked"], *more])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Validation and test text is copied in the new spelling, and otherwise unchanged.
 from __future__ import annotations
 
 import argparse
-import gzip
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -26,9 +25,9 @@ from pathlib import Path
 
 from new_spelling import new_spelling
 
+from minitransformer.text.bilingual import Pair
 from minitransformer.text.lines import read_lines
-
-Pair = tuple[str, str]
+from minitransformer.text.pairs import write_pairs
 
 HERE = Path(__file__).parent
 
@@ -273,10 +272,8 @@ def main() -> None:
         if split == "train":
             side = int(args.source == "de")
             pairs = list(more(pairs, side, random.Random(args.seed)))
-        for i, x in enumerate(names):
-            with gzip.open(args.output / x, "wt", encoding="utf-8") as file:
-                file.writelines(pair[i] + "\n" for pair in pairs)
-        print(f"{split}: {len(pairs):,} pairs")
+        count = write_pairs(pairs, *(args.output / x for x in names))
+        print(f"{split}: {count:,} pairs")
 
 
 if __name__ == "__main__":

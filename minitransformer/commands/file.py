@@ -35,6 +35,7 @@ from minitransformer.text.bilingual import (
     read_rows,
 )
 from minitransformer.text.markup import html_lines
+from minitransformer.translation.confidence import LACKED
 
 # Where text stands in a file: the second group, behind the first, or in its place.
 CUES = re.compile(r"(?m)(^(?:[^-\n]|-(?!->))*-->.*\n)(.*\S.*(?:\n.*\S.*)*)")
@@ -57,7 +58,6 @@ INDENTED = re.compile(r"(?<=\n)[ \t]+")
 # The parts of an OpenDocument with text, and the most that is unpacked, in bytes.
 PARTS = "content.xml", "styles.xml"
 MAX_UNPACKED = 1 << 26
-
 
 # What the libraries say of a file that is damaged, or of another kind.
 DAMAGED = (
@@ -285,8 +285,7 @@ def translate_file(args: argparse.Namespace) -> None:
     new = with_lines(data, name, languages, [best.text for best, *_ in ranked])
     write_bytes(args.output, new, replace=True)
     if lacking := sum(bool(best.missing) for best, *_ in ranked):
-        what = "a number, a term or text to copy"
-        say(f"minitransformer file: {lacking} of {len(ranked)} lines lack {what}")
+        say(f"minitransformer file: {lacking} of {len(ranked)} lines lack {LACKED}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -129,7 +129,8 @@ class Door:
         return {"status": "ok"}
 
     async def _translate_file(self, request: Request) -> Response:
-        name = await self.interface.translate_file(await self._fields(request))
+        fields = await self._fields(request, has_file=True)
+        name = await self.interface.translate_file(fields)
         return _json({"translatedFileUrl": f"{request.base_url}download_file/{name}"})
 
     async def _download(self, request: Request) -> Response:
@@ -169,7 +170,7 @@ class Door:
 
     # Fields of requests
 
-    async def _fields(self, request: Request) -> Fields:
+    async def _fields(self, request: Request, has_file: bool = False) -> Fields:
         """Read the fields of a request. Raises: ValueError, HTTPException"""
         # A key in the address or the header is compared before the body is read.
         fields = _fields_of(parse_form(request.url.query))
@@ -179,7 +180,7 @@ class Door:
         if fields.get("api_key"):
             self._check_key(fields)
         # Programs of LibreTranslate send it in the body.
-        fields |= await _body_fields(request)
+        fields |= await _body_fields(request, has_file)
         self._check_key(fields)
         return fields
 
@@ -195,10 +196,9 @@ class Door:
             raise HTTPException(HTTPStatus.FORBIDDEN, "Invalid API key")
 
 
-async def _body_fields(request: Request) -> Fields:
+async def _body_fields(request: Request, has_file: bool) -> Fields:
     """Read the fields of JSON or of a form. Raises: ValueError, HTTPException"""
     # Read the body, unless it is too long.
-    has_file = request.url.path.startswith("/translate_file")
     most = MAX_FILE if has_file else MAX_BODY
     body = bytearray()
     size = int(request.headers.get("Content-Length", 0))

@@ -18,6 +18,9 @@ from minitransformer.translation.beam_search import Hypothesis, Words
 # A translation is unsure if its confidence is lower: one in 20 of validation sentences.
 UNSURE = 0.05
 
+# What a translation that is `missing` something lacks.
+LACKED = "a number, a term or text to copy"
+
 # The shares of sentences below each of a state's quantiles: 0%, 5%, ..., 100%.
 SHARES = np.linspace(0, 1, 21)
 
