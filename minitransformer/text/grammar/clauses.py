@@ -36,6 +36,38 @@ MIXED_ENDINGS = {  # of adjectives after ein, kein, mein
 STRONG_PLURAL = {"nominative": "e", "accusative": "e", "dative": "en"}
 EIN_WORDS = {"a": "ein", "no": "kein", "my": "mein", "his": "sein", "our": "unser"}
 
+# The two orders of the words of each kind of clause: {verb} is inflected, {base} is the
+# base form, and {rest} has the objects and the addition.
+ORDERS = {
+    # Der Junge ruft den Arzt an.
+    "statement": ("{subject} {verb} {rest}", "{subject} {verb} {rest} {particle}"),
+    # Heute ruft der Junge den Arzt an.
+    "fronted": (
+        "{time} {subject} {verb} {rest}",
+        "{german_time} {verb} {subject} {rest} {particle}",
+    ),
+    # Der Junge ruft den Arzt nicht an.
+    "negated": (
+        "{subject} {do} not {base} {rest}",
+        "{subject} {verb} {rest} nicht {particle}",
+    ),
+    # Ruft der Junge den Arzt an?
+    "question": (
+        "{do} {subject} {base} {rest} ?",
+        "{verb} {subject} {rest} {particle} ?",
+    ),
+    # Der Junge muss den Arzt anrufen.
+    "modal": (
+        "{subject} {modal} {base} {rest}",
+        "{subject} {german_modal} {rest} {particle}{base}",
+    ),
+    # ..., weil der Junge den Arzt anruft.
+    "because": (
+        "because {subject} {verb} {rest}",
+        "weil {subject} {rest} {particle}{verb}",
+    ),
+}
+
 
 @dataclass(frozen=True)
 class NounPhrase:
@@ -96,10 +128,11 @@ class Clause:
     objects: tuple[tuple[NounPhrase, str], ...] = ()
     addition: tuple[str, str] = ("", "")
 
-    def _written(self, english: str, german: str) -> tuple[str, str]:
-        """Fill in the two word orders: {verb} is inflected, {base} is the base form."""
+    def written(self, kind: str, **words: str) -> tuple[str, str]:
+        """Return the clause in the English and the German order of a kind."""
         plural = self.subject.plural
         verb = self.verb
+        english, german = ORDERS[kind]
         # English needs the base form after "do" and modals, German a separate particle.
         return (
             english.format(
@@ -110,6 +143,7 @@ class Clause:
                 rest=" ".join(
                     [*(p.english for p, _ in self.objects), self.addition[0]]
                 ),
+                **words,
             ),
             german.format(
                 subject=self.subject.german("nominative"),
@@ -119,46 +153,11 @@ class Clause:
                 rest=" ".join(
                     [*(p.german(c) for p, c in self.objects), self.addition[1]]
                 ),
+                **words,
             ),
         )
 
-    def statement(self) -> tuple[str, str]:
-        """Der Junge ruft den Arzt an."""
-        return self._written(
-            "{subject} {verb} {rest}", "{subject} {verb} {rest} {particle}"
-        )
-
-    def fronted(self, english: str, german: str) -> tuple[str, str]:
-        """Heute ruft der Junge den Arzt an."""
-        return self._written(
-            english + " {subject} {verb} {rest}",
-            german + " {verb} {subject} {rest} {particle}",
-        )
-
-    def negated(self) -> tuple[str, str]:
-        """Der Junge ruft den Arzt nicht an."""
-        return self._written(
-            "{subject} {do} not {base} {rest}",
-            "{subject} {verb} {rest} nicht {particle}",
-        )
-
-    def question(self) -> tuple[str, str]:
-        """Ruft der Junge den Arzt an?"""
-        return self._written(
-            "{do} {subject} {base} {rest}", "{verb} {subject} {rest} {particle}"
-        )
-
     def with_modal(self, modal: str) -> tuple[str, str]:
-        """Der Junge muss den Arzt anrufen."""
-        return self._written(
-            "{subject} " + modal + " {base} {rest}",
-            "{subject} "
-            + MODALS[modal][self.subject.plural]
-            + " {rest} {particle}{base}",
-        )
-
-    def because(self) -> tuple[str, str]:
-        """..., weil der Junge den Arzt anruft."""
-        return self._written(
-            "because {subject} {verb} {rest}", "weil {subject} {rest} {particle}{verb}"
-        )
+        """Return the clause with an English modal verb and its German counterpart."""
+        german = MODALS[modal][self.subject.plural]
+        return self.written("modal", modal=modal, german_modal=german)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from minitransformer.system.files import build_once
 from minitransformer.text.grammar import FOLDER, words
 from minitransformer.text.grammar.clauses import Clause, NounPhrase
-from minitransformer.text.pairs import TextPair, text_pairs
+from minitransformer.text.pairs import TextPair, text_pairs, write_pairs
 
 SIZES = {"train": 200_000, "val": 1000, "test": 1000}
 
@@ -78,7 +79,7 @@ def _extended(rng: random.Random, clause: Clause) -> Clause:
         addition = ("with " + other.english, "mit " + other.german("dative"))
     else:
         addition = ("for " + other.english, "für " + other.german("accusative"))
-    return Clause(clause.subject, clause.verb, clause.objects, addition)
+    return replace(clause, addition=addition)
 
 
 def _scene(rng: random.Random) -> tuple[str, str]:
@@ -86,25 +87,28 @@ def _scene(rng: random.Random) -> tuple[str, str]:
     clause = _extended(rng, _clause(rng))
     kind = rng.random()
     if kind < 0.4:
-        return clause.statement()
+        return clause.written("statement")
     if kind < 0.6:
-        return clause.fronted(*rng.choice(list(words.TIMES.items())))
+        time, german_time = rng.choice(list(words.TIMES.items()))
+        return clause.written("fronted", time=time, german_time=german_time)
     if kind < 0.75:
         return clause.with_modal(rng.choice(list(words.MODALS)))
     if kind < 0.85:
-        english, german = clause.question()
-        return english + " ?", german + " ?"
+        return clause.written("question")
     if kind < 0.93:
         clause = _clause(rng, DEFINITE_DETERMINERS)
-        return clause.negated() if clause.objects else _clause(rng, ["no"]).statement()
+        if clause.objects:
+            return clause.written("negated")
+        return _clause(rng, ["no"]).written("statement")
     # A main clause, and a subordinate clause that gives its reason.
-    english, german = Clause(_person(rng), rng.choice(words.INTRANSITIVE)).statement()
+    main = Clause(_person(rng), rng.choice(words.INTRANSITIVE))
     reason = Clause(_person(rng), rng.choice(words.INTRANSITIVE + words.TOWARDS_PEOPLE))
     if reason.verb in words.TOWARDS_PEOPLE:
-        objects = ((_person(rng), "accusative"),)
-        reason = Clause(reason.subject, reason.verb, objects)
-    because = reason.because()
-    return f"{english} {because[0]}", f"{german} , {because[1]}"
+        reason = replace(reason, objects=((_person(rng), "accusative"),))
+    english, german = zip(
+        main.written("statement"), reason.written("because"), strict=True
+    )
+    return " ".join(english), " , ".join(german)
 
 
 def split_of(english: str) -> str:
@@ -135,12 +139,9 @@ def built_in_corpus(cache: Path) -> dict[str, TextPair]:
 
     def build(partial: Path) -> None:
         partial.mkdir()
-        # Write the pairs of a split to two files, line by line.
         for split, size in SIZES.items():
-            pairs = generate(size, split)
-            for side, language in enumerate(("en", "de")):
-                text = "".join(pair[side] + "\n" for pair in pairs)
-                (partial / f"{split}.{language}").write_bytes(text.encode())
+            files = partial / f"{split}.en", partial / f"{split}.de"
+            write_pairs(generate(size, split), *files)
 
     def read(folder: Path) -> dict[str, TextPair]:
         names = {s: (f"{folder}/{s}.en", f"{folder}/{s}.de") for s in SIZES}
