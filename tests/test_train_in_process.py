@@ -254,16 +254,6 @@ def test_checkpoints_have_moments_and_results_have_none(start):
     assert best.best_loss == min(values(run, "validation_loss").values())
 
 
-@pytest.mark.parametrize("steps_before", [4, 7])
-def test_a_run_that_is_resumed_equals_one_that_is_not(start, whole, steps_before):
-    start("--steps", steps_before, "--run", "run")
-    out = start("--resume", "run", "--steps", 7)
-    assert f"\nresumed     after step {steps_before}\n" in out
-    assert logged(out, "epoch") == list(range(steps_before + 1, 8))
-    assert_same_results(whole[0], "run")
-    assert len(values("run", "exact")) == 1
-
-
 def test_other_dropout_noise_of_a_resumed_run_is_announced(start):
     """Each worker draws its own: one more or less gives other parameters."""
     start("--steps", 2, "--run", "run")
@@ -543,24 +533,6 @@ def test_a_run_that_has_ended_is_not_trained_further(start, clock):
         assert steps(run)[-1] > step
         config = json.loads(Path(run, "config.json").read_text())
         assert config["training"]["steps"] == 91  # as was asked for before
-
-
-def test_the_test_text_is_translated_by_the_mean(start, monkeypatch):
-    used, real = [], train.translate
-
-    def watched(run, model, pairs):
-        used.append(model.parameters.data.copy())
-        return real(run, model, pairs)
-
-    monkeypatch.setattr(train, "translate", watched)
-    start("--steps", 6, "--run", "run")
-    mean, last = (
-        checkpoint.load(Path("run", f"{name}.safetensors")).parameters.data
-        for name in ("averaged", "step-00000006")
-    )
-    [found] = used
-    np.testing.assert_array_equal(found, mean)
-    assert abs(mean - last).max() > 1e-3
 
 
 # What may go wrong

@@ -89,21 +89,6 @@ def test_a_terminal_shows_how_many_lines_are_done(model_path, tmp_path):
     assert shown[1].startswith("translate.py: error: line 3: expected at most 9 ")
 
 
-def test_nbest_lines_and_json_agree(model_path):
-    flags = ("--model", model_path, *SHORT, "--beam", "3", "--nbest", "3")
-    _, out, _ = run_translate(*flags, "the cat", "a mat")
-    lines = [line.split(" ||| ") for line in out.split("\n")[:-1]]
-    assert {number for number, *_ in lines} == {"0", "1"}
-    for number in "01":
-        scores = [float(score) for n, _, score in lines if n == number]
-        assert scores == sorted(scores, reverse=True)
-    _, out, _ = run_translate(*flags, "--json", "the cat")
-    [entry] = [json.loads(line) for line in out.split("\n")[:-1]]
-    assert entry["line"] == 0
-    texts = [text for n, text, _ in lines if n == "0"]
-    assert [t["text"] for t in entry["translations"]] == texts
-
-
 def test_blank_lines_do_not_change_the_perplexity(model_path, tmp_path):
     """The model has nothing to predict there: EOS of nothing is no token."""
     (tmp_path / "none").write_text("the dog\n")

@@ -12,7 +12,6 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
-from minitransformer.runs.models import shipped_model
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.text.tokenizer import Tokenizer
@@ -87,9 +86,3 @@ def test_a_checkpoint_that_is_named_twice_is_refused(run, tmp_path, capsys, way)
     inputs = map(str, (run.checkpoint(100), link))
     assert main([str(tmp_path / "mean"), *inputs]) == 2
     assert "expected different checkpoints, got one twice" in capsys.readouterr().err
-
-
-def test_shipped_models_of_opposite_directions_have_no_mean(tmp_path, capsys):
-    paths = [str(path) for path in (shipped_model("en-de"), shipped_model("de-en"))]
-    assert main([str(tmp_path / "mean"), *paths]) == 1
-    assert "its direction differs from that of " in capsys.readouterr().err

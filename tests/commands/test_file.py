@@ -24,7 +24,6 @@ needs_toolkit = pytest.mark.skipif(
 EN_DE = "en", "de"
 words = st.text("abcxyzüß'", min_size=1, max_size=6)
 sentences = st.lists(words, min_size=2, max_size=6).map(" ".join)
-times = st.integers(0, 3599)
 
 
 def translated(content, name, new=str.upper):

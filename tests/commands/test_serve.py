@@ -6,14 +6,10 @@ LibreTranslate's own tests and its client in Python say what it is to answer.
 import http.client
 import json
 import re
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -32,7 +28,6 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from support.browser import needs_browser, open_tab
 from support.in_process import run_translate
 from support.models import save_run
-from support.scripts import ROOT
 from support.serving import request, running, translated
 
 LINE = "the cat number 7 sat"
@@ -331,54 +326,6 @@ def test_many_that_send_nothing_do_not_keep_others_out(server, monkeypatch):
         silent[-1].setblocking(False)
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", [b"", HEAD + b"\r\n"])
-def test_500_connections_that_drip_and_256_files(start):
-    resource = pytest.importorskip("resource")
-    limits = resource.RLIMIT_NOFILE, (256, 256)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = free.getsockname()
-    command = [sys.executable, ROOT / "translate.py", "--model", "en-de"]
-    process = subprocess.Popen(
-        [*command, "--precision", "fp32", "--serve", str(place[1])],
-        preexec_fn=lambda: resource.setrlimit(*limits),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert "open http" in process.stderr.readline()
-        began = time.monotonic()
-        dripping = {socket.create_connection(place, 30) for _ in range(500)}
-        for connection in dripping:
-            connection.sendall(start)
-            connection.setblocking(False)
-        while dripping and time.monotonic() < began + 30:
-            asked = time.monotonic()
-            urllib.request.urlopen(f"http://127.0.0.1:{place[1]}/health").close()
-            assert time.monotonic() - asked < 2
-            # A byte of each for half a second of every four.
-            time.sleep(0.5)
-            drips = int(time.monotonic() - began) % 4 == 0
-            for connection in [*dripping]:
-                try:
-                    if drips:
-                        connection.send(b"X")
-                    has_ended = connection.recv(1) == b""
-                except BlockingIOError:
-                    has_ended = False
-                except ConnectionError:
-                    has_ended = True
-                if has_ended:
-                    connection.close()
-                    dripping.remove(connection)
-        assert not dripping
-        assert time.monotonic() - began < 15
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30)[1] == ""
-        assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import BeamSearch
-from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.models import tiny_config
@@ -129,37 +128,12 @@ def test_searches_that_join_find_what_they_find_alone(seed, beam, together_from)
         assert_close([h.score for h in found[sentence]], [h.score for h in expected])
 
 
-def scripted(probabilities, default):
-    """A table from {history: {token: probability}}; the unknown gets the rest."""
-
-    def table(sentence, history):
-        row = np.full(VOCAB, 1e-13)
-        for token, p in probabilities.get(history, default).items():
-            row[token] = p
-        row[UNK_ID] += max(0.0, 1 - row.sum())
-        return np.log(row)
-
-    return table
-
-
-def test_the_search_ends_with_as_many_finished_hypotheses_as_beams():
-    """Though a longer translation would score -0.46, and the best of these -1.15."""
-    table = scripted(
-        {
-            (): {EOS_ID: 0.3, 4: 0.7},
-            (4,): {EOS_ID: 0.3, 5: 0.7},
-            (4, 5): {EOS_ID: 0.9, 4: 0.1},
-        },
-        {EOS_ID: 1.0},
-    )
-    [[found]], decoder = search(table, [10], 2, 2.0)
-    assert found.tokens == (4,)
-    assert_close(found.score, math.log(0.7 * 0.3) / (7 / 6) ** 2)
-    assert decoder.counts == [1, 2]
-
-
 def test_the_search_ends_when_the_live_beams_can_only_draw():
-    table = scripted({(): {EOS_ID: 0.5, 4: 0.5}}, {EOS_ID: 0.5, 4: 0.5})
+    def table(sentence, history):
+        row = np.full(VOCAB, -50.0)
+        row[[EOS_ID, 4]] = math.log(0.5)
+        return row
+
     [[found]], decoder = search(table, [10], 3, 0.0)
     assert found.tokens == ()
     assert decoder.counts == [1]
@@ -181,39 +155,6 @@ def model(positions="sinusoidal", dtype="float64"):
     sizes = {"vocab_size": 20, "d_model": 16, "d_ff": 24, "num_heads": 4, "d_v": 3}
     config = tiny_config((2, 2), **sizes, positions=positions, max_positions=40)
     return Transformer(config, seed=5, dtype=dtype)
-
-
-def of_kind(kind):
-    """A model whose caches forget, or several models."""
-    if kind == "ensemble":
-        return Ensemble([model(), model("learned")])
-    return Transformer(replace(model().config, attention_window=5), 5, "float64")
-
-
-@pytest.mark.parametrize(("kind", "threads"), [("restricted", 1), ("ensemble", 2)])
-def test_batches_that_are_filled_up_change_no_translation(kind, threads, monkeypatch):
-    net = of_kind(kind)
-    rng, joined, join = np.random.default_rng(7), [], BeamSearch.join
-    for embedding in (m.embedding for m in getattr(net, "members", [net])):
-        embedding.table.data *= 2  # ends come soon, and late
-
-    def watched(self, other):
-        joined.append(self.length)
-        join(self, other)
-
-    monkeypatch.setattr(BeamSearch, "join", watched)
-    monkeypatch.setattr(workers, "CAN_FORK", False)  # to see all of them
-    sources = [list(rng.integers(4, 20, n)) for n in rng.integers(1, 12, 40)]
-    settings = {"beam": 3, "nbest": 2, "max_len_b": 20}
-    config = DecodingConfig(**settings, decode_tokens=3 * 60)
-    together = translate_ids(net, sources, config, threads)
-    assert max(joined) > 1
-    joined.clear()
-    for source, found in zip(sources, together, strict=True):
-        [alone] = translate_ids(net, [source], config)
-        assert [h.tokens for h in found] == [h.tokens for h in alone]
-        assert_close([h.score for h in found], [h.score for h in alone])
-    assert not joined
 
 
 def test_the_longest_output_is_the_input_length_plus_50_tokens():

@@ -13,10 +13,7 @@ from minitransformer import load
 from minitransformer.settings.config import EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.tokenizer import SPACE, Tokenizer
-from minitransformer.translation.batch_translation import score_targets
 from minitransformer.translation.constraints import Constraints, PrefixFinder
-from minitransformer.translation.incremental_decoding import Ensemble
-from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.in_process import run_translate
 from support.models import MAT_LINES, save_small_model
@@ -138,18 +135,6 @@ def test_every_translation_begins_with_its_prefix(translator, name):
     assert [h.tokens for h in found[0]] == [h.tokens for h in plain[0]]
 
 
-@pytest.mark.parametrize("beam", [1, 3])
-def test_ensembles_have_prefixes(translator, tmp_path, beam):
-    other = save_small_model(tmp_path / "x.safetensors", d_k=6)
-    models = [translator.model, load(other).model]
-    together = Translator(Ensemble(models), translator.tokenizer)
-    config = replace(SHORT_OUTPUT, beam=beam)
-    prefixes = [CUT[:end] for end in range(len(CUT) + 1)]
-    found = together.translate(MAT_LINES[:14], config, 1, prefixes)
-    for text, prefix in zip(found, prefixes, strict=True):
-        assert text.startswith(prefix)
-
-
 def test_a_prefix_has_room_in_the_longest_output(translator):
     [found] = translator.hypotheses(["on"], SHORT_OUTPUT, 1, [MAT_LINES[3] + " the"])
     prefix = PrefixFinder(translator.tokenizer).find(MAT_LINES[3] + " the")
@@ -183,17 +168,6 @@ def test_impossible_constraints_name_the_line(translator, tmp_path):
     path = save_small_model(tmp_path / "l.st", positions="learned", max_positions=6)
     with pytest.raises(ValueError, match="the model has too few positions"):
         load(path).translate(["a"], SHORT_OUTPUT, 1, ["the cat sat on the mat"])
-
-
-def test_log_probabilities_are_those_of_the_model(translator):
-    lines, prefixes = MAT_LINES[:4], ["", "sat", "the", "mat "]
-    found = [h[0] for h in translator.hypotheses(lines, SHORT_OUTPUT, 1, prefixes)]
-    tokens = [h.tokens for h in found]
-    sources = translator.tokenizer.encode(lines)
-    expected = score_targets(translator.model, sources, tokens)
-    assert all(len(x) >= 6 for x in tokens)  # so that no EOS follows
-    sums = [x[:-1].sum() for x in expected]
-    assert_close([h.log_prob for h in found], sums, "float32")
 
 
 def test_the_command_takes_prefixes_line_by_line(model_path, tmp_path):

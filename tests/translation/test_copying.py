@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import train
 from minitransformer import load, translate
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.text.masking import SYMBOLS
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Segment, Translator
-from support.in_process import run_main, run_translate
+from support.in_process import run_translate
 from support.models import small_model
 
 ROWS = [
@@ -101,69 +99,6 @@ def test_what_an_untrained_model_loses_is_put_back(translator, line, prefix):
         own, names = (Counter(re.findall(r"⟦\d+⟧", x)) for x in (line, best.text))
         assert names <= own
         assert prefix or (names == own and in_order(things, best.text))
-
-
-NOUNS = {"cat": "die Katze", "dog": "den Hund", "man": "den Mann", "girl": "das Kind"}
-VERBS = {"sees": "sieht", "knows": "kennt", "needs": "braucht"}
-
-
-def synthetic_pair(rng):
-    """A sentence with things that both sides have, of whose kinds there are many."""
-
-    def thing():
-        kind = rng.choice(
-            [
-                "https://x{}.org/a",
-                "m{}@y.net",
-                "{{v{}}}",
-                "{}00000",
-                "`c{}()`",
-                "/usr/{}/b",
-            ]
-        )
-        return kind.format(rng.randrange(100, 1000))
-
-    def phrase():
-        if rng.random() < 0.7:
-            return (x := thing()), x
-        noun = rng.choice([*NOUNS])
-        return f"the {noun}", NOUNS[noun]
-
-    (a, b), (c, d), (e, f) = phrase(), phrase(), phrase()
-    verb = rng.choice([*VERBS])
-    if rng.random() < 0.5:
-        return f"today {a} {verb} {c}", f"heute {VERBS[verb]} {b} {d}"
-    return f"{a} {verb} {c} and {e}", f"{b} {VERBS[verb]} {d} und {f}"
-
-
-TRAINING = (
-    "--d-model 32 --d-ff 64 --num-heads 2 --vocab-size 150 --dropout 0 --threads 1 "
-    "--steps 600 --max-tokens 512 --warmup 100 --learning-rate 5e-3 --average 1"
-).split()
-
-
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """A model of synthetic pairs, and a hundred others."""
-    folder, rng = tmp_path_factory.mktemp("copies"), random.Random(4)
-    pairs = [synthetic_pair(rng) for _ in range(1600)]
-    for side, name in enumerate(("train.en", "train.de")):
-        text = "".join(f"{pair[side]}\n" for pair in pairs[:1500])
-        (folder / name).write_text(text)
-    files = "--train-source", folder / "train.en", "--train-target", folder / "train.de"
-    places = "--run", folder / "run", "--cache", folder / "cache"
-    code, _, error = run_main(train.main, *TRAINING, *files, *places)
-    assert code == 0, error
-    return load(folder / "run", threads=1), pairs[1500:]
-
-
-@pytest.mark.slow
-def test_a_model_learns_to_copy_symbols(learned):
-    translator, pairs = learned
-    assert all(map(translator.tokenizer.keeps_whole, SYMBOLS))
-    found = translator.translate([source for source, _ in pairs], translator.decoding)
-    exact = sum(text == target for text, (_, target) in zip(found, pairs, strict=True))
-    assert exact >= 95
 
 
 def test_prefixes_stand_beside_what_is_copied(shipped):

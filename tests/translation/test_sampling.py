@@ -10,7 +10,6 @@ import pytest
 
 from minitransformer.settings.config import EOS_ID
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.translation.batch_translation import score_targets
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import (
     Draws,
@@ -148,27 +147,6 @@ def test_samples_that_end_leave_the_others_their_draws():
 
 def load_with(translator, **changes):
     return type(translator)(translator.model, translator.tokenizer, **changes)
-
-
-def test_log_probabilities_are_those_of_forced_decoding(translator):
-    config = replace(SAMPLE, temperature=1.5, top_p=0.9, max_len_b=60)
-    found = [h[0] for h in translator.hypotheses(MAT_LINES[:5], config)]
-    sources = translator.tokenizer.encode(MAT_LINES[:5])
-    scores = score_targets(translator.model, sources, [h.tokens for h in found])
-    ended = [n for n, h in enumerate(found) if len(h.tokens) < 60]
-    assert ended
-    for n in ended:
-        assert_close(found[n].log_prob, scores[n].sum(), "float32")
-        penalty = ((5 + len(found[n].tokens) + 1) / 6) ** 0.6
-        assert_close(found[n].score, scores[n].sum() / penalty, "float32")
-
-
-def test_samples_begin_with_prefixes(translator):
-    config = replace(SAMPLE, nbest=20)
-    [found] = translator.hypotheses(["the cat"], config, 1, ["sat"])
-    assert len({h.tokens for h in found}) > 5
-    for h in found:
-        assert h.text.startswith("sat")
 
 
 def test_the_command_draws_samples(model_path):
