@@ -44,14 +44,15 @@ def align_words(
 ) -> list[Links]:
     """Align the words of texts and translations. The model reads a tag before each."""
     # From the attention between pieces, take how much each word is made from each.
-    source_ids = [[*tag, *ids] for ids in tokenizer.encode(sources)]
+    source_ids = tokenizer.encode(sources)
     target_ids = tokenizer.encode(targets)
-    of_pieces = piece_weights(model, source_ids, target_ids, max_tokens, num_threads)
+    read = [[*tag, *ids] for ids in source_ids]
+    of_pieces = piece_weights(model, read, target_ids, max_tokens, num_threads)
     alignments: list[Links] = []
     for n, weights in enumerate(of_pieces):
-        source_words = words_of_pieces(tokenizer, sources[n], source_ids[n], len(tag))
+        source_words = words_of_pieces(tokenizer, sources[n], source_ids[n])
         target_words = words_of_pieces(tokenizer, targets[n], target_ids[n])
-        of_words = word_weights(weights, source_words, target_words)
+        of_words = word_weights(weights[:, len(tag) :], source_words, target_words)
         # Link each target word to the source word with the largest weight.
         linked = np.flatnonzero(of_words.any(axis=1)).tolist()
         links = sorted((int(of_words[j].argmax()), j) for j in linked)
@@ -146,17 +147,11 @@ def first_aligning_layer(num_layers: int) -> int:
     return num_layers // 2
 
 
-def words_of_pieces(
-    tokenizer: Tokenizer, text: str, ids: Sequence[int], tag_length: int = 0
-) -> np.ndarray:
+def words_of_pieces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> np.ndarray:
     """Return the number of the word of `text` that each of its pieces belongs to.
 
-    White space divides words. The first `tag_length` pieces are those of a tag, whose
-    number is -1.
+    White space divides words.
     """
-    if tag_length and ids:
-        own = words_of_pieces(tokenizer, text, ids[tag_length:])
-        return np.concatenate([np.full(tag_length, -1), own])
     # Each piece is in the word that its beginning of the text ends with. A space alone
     # is in the word that follows.
     texts = tokenizer.decode([ids[: n + 1] for n in range(len(ids))])
@@ -187,15 +182,11 @@ def word_weights(
 ) -> np.ndarray:
     """Return how much each target word is made from each source word.
 
-    It is the sum over the source word's pieces and the mean over the target word's. A
-    source piece of word -1 is left out.
+    It is the sum over the source word's pieces and the mean over the target word's.
 
     Shapes: weights [T, S], source_words [S], target_words [T] -> [any, any]
     """
     # Add up the pieces of each pair of words, then divide by the target word's pieces.
-    counts = source_words >= 0
-    weights = weights[:, counts]
-    source_words = source_words[counts]
     size = [int(words.max(initial=-1)) + 1 for words in (target_words, source_words)]
     sums = np.zeros(size)
     np.add.at(sums, (target_words[:, None], source_words), weights)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -113,31 +113,6 @@ class PrefixFinder:
             )
         ways = self._endings(unfinished)
         return Prefix(normal if unfinished else normal + " ", first, ways)
-
-    def find_each(
-        self,
-        prefixes: Sequence[str],
-        sources: Sequence[list[int]],
-        limit: float,
-        numbers: Iterable[int],
-    ) -> list[Prefix | None]:
-        """Return the prefix of each translation; None where it is empty.
-
-        `sources` are the ids of the lines; errors count these by `numbers`.
-
-        Raises: ValueError naming a line that is blank, or whose prefix is impossible.
-        """
-        # Find each prefix; an error names its line.
-        result: list[Prefix | None] = []
-        for number, text, ids in zip(numbers, prefixes, sources, strict=True):
-            try:
-                prefix = self.find(text, limit) if text else None
-                if prefix and not ids:
-                    raise ValueError(f"expected none for a blank line, got {text!r}")
-            except ValueError as error:
-                raise ValueError(f"prefix of line {number}: {error}") from error
-            result.append(prefix)
-        return result
 
     def _find_endings(self, word: str) -> list[list[int]]:
         """Return the ways to write a word that begins with `word`."""

@@ -162,14 +162,10 @@ class PlainTranslator:
 
         Raises: as `hypotheses`.
         """
-        # The tokens that each prefix needs.
-        prefixes = [x.prefix for x in segments]
-        starts: list[Prefix | None] = [None] * len(segments)
-        if any(prefixes):
-            numbers = [x.number for x in segments]
-            starts = self._prefix_finder.find_each(
-                prefixes, sources, config.max_input, numbers
-            )
+        starts = [
+            self._start(segment, ids, config)
+            for segment, ids in zip(segments, sources, strict=True)
+        ]
         if config.sample:
             ranked = sample_ids(self.model, sources, config, self.num_threads, starts)
         else:
@@ -220,6 +216,24 @@ class PlainTranslator:
             words = sure_words(self.tokenizer, best[n], log_probs)
             text = copy_names(best[n].text, names, words)
             best[n] = replace(best[n], text=text, words=words if config.words else ())
+
+    def _start(
+        self, segment: Segment, source: list[int], config: TranslationConfig
+    ) -> Prefix | None:
+        """Return the prefix of a segment's translation, or None if it is blank.
+
+        Raises: ValueError naming a line that is blank, or whose prefix is impossible.
+        """
+        if not segment.prefix:
+            return None
+        try:
+            prefix = self._prefix_finder.find(segment.prefix, config.max_input)
+            if prefix and not source:
+                expected = "expected none for a blank line"
+                raise ValueError(f"{expected}, got {segment.prefix!r}")
+            return prefix
+        except ValueError as error:
+            raise ValueError(f"prefix of line {segment.number}: {error}") from error
 
     @cached_property
     def _prefix_finder(self) -> PrefixFinder:
