@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ from minitransformer.text.tokenizer import (
     ended_by_interrupt,
 )
 
-# How many pairs of lines are encoded at a time.
+# How many pairs of lines are encoded at a time, and in how many of these, the first,
+# sentences are counted.
 CHUNK = 10_000
-# The largest sample of lines whose sentences are counted.
-MOST_LINES = 20_000
+COUNTED = 200
 
 # Part of the names of files, a new one whenever `clean`, `Mask` or the format change.
 CLEANED = "-clean-copied-5"
@@ -147,25 +147,6 @@ def _mapped(path: Path, dtype: str) -> np.ndarray:
     return np.asarray(np.memmap(path, dtype, mode="r"))
 
 
-def _sampled(
-    lines: Iterable[tuple[str, str]], sample: list[str]
-) -> Iterator[tuple[str, str]]:
-    """Pass pairs of lines on, and collect sources at equal distances in `sample`.
-
-    It begins with every line. Whenever it has more than MOST_LINES, every second one is
-    dropped, and the distance doubles.
-    """
-    distance = 1
-    for number, pair in enumerate(lines):
-        if number % distance == 0:
-            sample.append(pair[0])
-        # The lines that are left are at twice the distance.
-        if len(sample) > MOST_LINES:
-            del sample[1::2]
-            distance *= 2
-        yield pair
-
-
 class _Side:
     """One side of a corpus: two growing files, and how often each id occurs."""
 
@@ -203,8 +184,8 @@ def _encode(
     if mask.symbols:
         lines = (hide_pair(mask, *pair) for pair in lines)
 
-    lines = _sampled(lines, sample)
     while chunk := list(itertools.islice(lines, CHUNK)):
+        sample += [source for source, _ in chunk[:COUNTED]]
         # Encode both sides, and leave out pairs with a blank one.
         both = zip(*chunk, strict=True)
         encoded = (tokenizer.encode(side, num_threads) for side in both)

@@ -114,7 +114,6 @@ def test_each_line_counts_as_much_for_the_median_number_of_sentences(
 ):
     """However long it is: paragraphs make most of the text in both cases."""
     monkeypatch.setattr("minitransformer.text.cache.CHUNK", 1000)
-    monkeypatch.setattr("minitransformer.text.cache.MOST_LINES", 500)
     for path in (pair.source, pair.target):
         lines = [*LINES * 28, *["The cat sat. " * 20] * paragraphs]
         path.write_text("".join(f"{line}\n" for line in lines))
