@@ -113,16 +113,21 @@ SENTENCES = st.lists(
 )
 
 
-@given(SENTENCES, st.integers(1, 4), st.sampled_from(["auto", "always", "never"]))
-def test_what_is_divided(translator, sentences, median, split):
-    """More sentences than usual, and capitals among other text."""
+@given(
+    SENTENCES,
+    st.integers(1, 4),
+    st.sampled_from(["auto", "always", "never"]),
+    st.sampled_from(["", "", "the"]),
+)
+def test_what_is_divided(translator, sentences, median, split, prefix):
+    """More sentences than usual, and capitals among other text, without a prefix."""
     net = Translator(translator.model, translator.tokenizer, median_sentences=median)
     config = TranslationConfig(split=split)
-    [parts] = net.divide([" ".join(sentences)], config, [""])
+    [parts] = net.divide([" ".join(sentences)], config, [prefix])
     mixed = len({x.isupper() for x in sentences}) == 2
     at_once = {"auto": median, "always": 1, "never": 9}[split]
     whole = len(sentences) <= at_once and not (mixed and split != "never")
-    expected = [" ".join(sentences)] if whole else sentences
+    expected = [" ".join(sentences)] if whole or prefix else sentences
     assert [x.text for x in parts] == expected
 
 

@@ -1,19 +1,15 @@
 """Lines of several sentences: how they are divided, and what is made of them."""
 
-import itertools
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minitransformer import translate
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.translation.translator import Translator
 
 TABLE = Path(__file__).with_name("paragraphs.txt").read_text(encoding="utf-8")
 PARAGRAPHS = [x.split("\t") for x in TABLE.split("\n")[1:-1]]
-TWO, THREE = "The cat sat. It looked!", "Oh! The cat sat. It looked."
 CONFIG = TranslationConfig(max_len_a=0, max_len_b=6)
 
 
@@ -31,30 +27,6 @@ def test_a_paragraph_comes_back_with_all_its_sentences(shipped):
     assert [num_sentences(x) for x in translate(shipped, lines)] == [*counts]
     whole = [num_sentences(x) for x in translate(shipped, lines, split="never")]
     assert sum(a == b for a, b in zip(whole, counts, strict=True)) < len(lines)
-
-
-@pytest.mark.parametrize(
-    ("settings", "usual", "prefix", "parts"),
-    [
-        ({}, 1, "", [1, 2, 3]),
-        ({}, 2, "", [1, 1, 3]),
-        ({}, 3, "", [1, 1, 1]),
-        ({"split": "always"}, 3, "", [1, 2, 3]),
-        ({"split": "never"}, 1, "", [1, 1, 1]),
-        ({"split": "always"}, 1, "the", [1, 1, 1]),
-        ({"max_input": 7}, 3, "", [1, 2, 3]),
-        ({"max_input": 7}, 3, "the", [1, 2, 3]),
-    ],
-)
-def test_which_lines_are_divided(translator, settings, usual, prefix, parts):
-    """The model reads 3, 8 and 10 pieces: the vocabulary has no exclamation mark."""
-    translator = Translator(
-        translator.model, translator.tokenizer, median_sentences=usual
-    )
-    lines, config = ["the cat", TWO, THREE], replace(CONFIG, **settings)
-    divided = [*translator.divide(lines, config, [prefix] * 3)]
-    assert [*map(len, divided)] == parts
-    assert ["".join(itertools.chain(*sentences)) for sentences in divided] == lines
 
 
 @pytest.mark.parametrize(
