@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import translate
@@ -214,6 +214,10 @@ def folders_of(names, folder):
     st.lists(run_names, min_size=1, max_size=3),
     st.sampled_from(["runs", "runs", ".", "..", "../old", "none"]),
 )
+@example({"."}, [], [""], "runs")  # of a variable that is not set
+@example({"runs/A"}, [("runs/A", ".unsaved", "link", "../../text")], ["A"], "runs")
+@example({"runs/A"}, [("runs/A", "train.log", "link", "../../text")], ["A"], "runs")
+@example({"runs/A"}, [("runs/A", "best.safetensors", "folder", "")], ["A"], "runs")
 def test_deleting_changes_only_files_of_the_runs_named(folders, tree, names, folder):
     with planted(folders, tree) as root:
         before = snapshot(root)

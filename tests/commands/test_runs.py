@@ -97,16 +97,6 @@ def test_what_is_no_run_or_might_be_another_is_refused(place, capsys, names, mes
     assert files(place) == before
 
 
-def test_an_empty_name_is_no_run(place, monkeypatch, capsys):
-    """Of a variable that is not set; the folder itself might be a run."""
-    monkeypatch.chdir("runs/talks")
-    before = files(place)
-    assert main(["--delete", ""]) == 2
-    assert files(place) == before
-    assert main(["--delete", "."]) == 0
-    assert "runs/talks/config.json" not in files(place)
-
-
 def test_a_run_that_is_gone_is_not_suggested(capsys):
     assert main(["--delete", "toy"]) == 0
     Path("runs/toy").mkdir()
@@ -115,31 +105,6 @@ def test_a_run_that_is_gone_is_not_suggested(capsys):
     assert capsys.readouterr().err.endswith("toy: expected one run, found none\n")
     assert main(["nowhere", "--delete", "x"]) == 2
     assert capsys.readouterr().err.endswith("x: expected one run, found none\n")
-
-
-def test_links_and_folders_in_a_run_stay(place, capsys):
-    Path("mine").write_text("mine")
-    run = Path("runs/toy")
-    Path(run, "averaged.safetensors").mkdir()
-    Path(run, "averaged.safetensors", "mine").write_text("mine")
-    Path(run, "train.log").symlink_to("../../mine")
-    assert main(["--delete", "talks", "toy"]) == 0
-    assert files() == ["toy/averaged.safetensors", "toy/train.log"]
-    assert "but not averaged.safetensors, train.log" in capsys.readouterr().out
-    assert Path("mine").read_text() == "mine"
-
-
-@pytest.mark.parametrize("name", [".training.lock", ".unsaved"])
-def test_a_hidden_link_is_not_written_through(place, capsys, name):
-    Path("mine").write_text("mine")
-    Path("runs/toy", name).symlink_to("../../mine")
-    before = files()
-    assert main(["--delete", "talks", "toy"]) == 1
-    assert f"toy/{name}: expected a file of a run, got a link" in (
-        capsys.readouterr().err
-    )
-    assert {*before} <= {*files()}
-    assert Path("mine").read_text() == "mine"
 
 
 def test_of_several_runs_all_are_deleted_or_none(place, monkeypatch, capsys):
