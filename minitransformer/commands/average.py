@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.cli import Parser, positive
 from minitransformer.runs.checkpoint import save
 from minitransformer.runs.outputs import check_output
 from minitransformer.runs.run_directory import RunDirectory
@@ -41,7 +42,15 @@ def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
     return checkpoints[-last:]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def average(args: argparse.Namespace) -> None:
+    """Write the mean of checkpoints, and name them."""
+    check_output(args.output, args)
+    paths = select_checkpoints(args.inputs, args.last)
+    save(args.output, mean_of(paths))
+    print(f"wrote {args.output}: the mean of {', '.join(p.name for p in paths)}")
+
+
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer average",
         "Average the last checkpoints of a run, or several files (section 6.1).",
@@ -58,12 +67,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("inputs", type=Path, nargs="+", help="one run directory, or checkpoints")
     last = "how many checkpoints of a run directory to average (default 5)"
     add("--last", type=positive, metavar="N", help=last)
-    args = parser.parse_args(arguments)
-
-    def work() -> None:
-        check_output(args.output, args)
-        paths = select_checkpoints(args.inputs, args.last)
-        save(args.output, mean_of(paths))
-        print(f"wrote {args.output}: the mean of {', '.join(p.name for p in paths)}")
-
-    return exit_code(parser.prog, work)
+    return parser.run(arguments, average)

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from minitransformer.cli import Parser, exit_code
+from minitransformer.cli import Parser
 from minitransformer.settings import VERSION
 from minitransformer.system.files import atomic_write
 
@@ -231,7 +231,7 @@ def _name(url: str) -> str:
     return url.rsplit("/", 1)[1]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer corpora",
         "Download a public corpus, verify it, and write files for train.py --data.",
@@ -241,7 +241,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("corpus", choices=("multi30k", *WMT14))
     parser.add_argument("folder", type=Path, help="the folder for its files")
     parser.add_argument("--mirror", metavar="URL", help="another server with the files")
-    args = parser.parse_args(arguments)
-    return exit_code(
-        parser.prog, lambda: download_corpus(args.corpus, args.folder, args.mirror)
+    return parser.run(
+        arguments, lambda args: download_corpus(args.corpus, args.folder, args.mirror)
     )

@@ -20,7 +20,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import numpy as np
 
 from minitransformer.api import load
-from minitransformer.cli import Parser, exit_code
+from minitransformer.cli import Parser
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.layers import AddAndNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
@@ -203,6 +203,10 @@ def calibrated(source: Path, text: Path) -> tuple[float, ...]:
 
 def export(args: argparse.Namespace) -> None:
     """Write a trained model as one of the kinds that `main` names."""
+    useless = {"argos": "calibrate", "ctranslate2": "calibrate languages"}
+    for name in useless.get(args.kind, "quantization languages").split():
+        if getattr(args, name):
+            raise UsageError(f"--{name} does nothing with {args.kind}")
     check_output(args.output, args)
     source = find_checkpoint(args.run)
     trained = checkpoint.load(source)
@@ -240,7 +244,7 @@ def export(args: argparse.Namespace) -> None:
     print(f"wrote {source} to {args.output} in {number_format}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer export",
         "Export a trained model in float16 or int8, or for other programs.",
@@ -262,10 +266,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--languages", nargs=2, metavar="LANG", help=help)
     help = "text whose translations calibrate the confidence (float16 and int8)"
     parser.add_argument("--calibrate", type=Path, metavar="FILE", help=help)
-    args = parser.parse_args(arguments)
-    useless = {"argos": "calibrate", "ctranslate2": "calibrate languages"}
-    for name in useless.get(args.kind, "quantization languages").split():
-        if getattr(args, name):
-            parser.error(f"--{name} does nothing with {args.kind}")
-
-    return exit_code(parser.prog, lambda: export(args))
+    return parser.run(arguments, export)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from minitransformer.api import load
-from minitransformer.cli import Parser, add_arguments, add_device, exit_code, say
+from minitransformer.cli import Parser, add_arguments, add_device, say
 from minitransformer.runs.models import described, find_checkpoint, language_codes
 from minitransformer.runs.outputs import check_output
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
@@ -288,7 +288,7 @@ def translate_file(args: argparse.Namespace) -> None:
         say(f"minitransformer file: {lacking} of {len(ranked)} lines lack {LACKED}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer file",
         "Translate a file, whose layout, timing, placeholders and order stay.",
@@ -310,6 +310,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--glossary", type=Path, metavar="FILE", help=terms)
     add_device(parser)
     add_arguments(parser, DecodingConfig)
-    args = parser.parse_args(arguments)
-
-    return exit_code(parser.prog, lambda: translate_file(args))
+    return parser.run(arguments, translate_file)

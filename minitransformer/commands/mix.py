@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.cli import Parser, positive
 from minitransformer.runs.outputs import check_output
 from minitransformer.settings.options import UsageError
 from minitransformer.settings.scripts import as_installed
@@ -74,7 +74,7 @@ def mix(args: argparse.Namespace) -> None:
     print(as_installed(f"{', '.join(sizes)} pairs, for {command}"))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer mix",
         "Make one corpus of several, with tags and repetitions.",
@@ -96,6 +96,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--repeat", type=positive, nargs="+", default=[1], metavar="N", help=often)
     before = "tag before source lines, for all or for each; '' for none"
     add("--tag", nargs="+", default=[""], metavar="TAG", help=before)
-    args = parser.parse_args(arguments)
-
-    return exit_code(parser.prog, lambda: mix(args))
+    return parser.run(arguments, mix)

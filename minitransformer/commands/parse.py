@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from minitransformer.cli import CommandParser, Parser, exit_code
+from minitransformer.cli import CommandParser, Parser
 from minitransformer.commands.trees import (
     Leaf,
     Span,
@@ -180,7 +180,21 @@ def score_files(gold: Path, test: Path) -> Score:
     return total
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+def run(args: argparse.Namespace) -> None:
+    if args.command == "linearise":
+        linearise(args.folder, args.trees, args.split, args.parts, args.numbered)
+    elif args.command == "restore":
+        check_output(args.output, args, kind="text")
+        pairs = TextPair(args.sequences, args.words).lines()
+        lines = [bracket_tree(restore_tree(tags, text.split())) for tags, text in pairs]
+        with open_output(args.output) as out:
+            out.writelines(f"{line}\n" for line in lines)
+    else:
+        for name, value in score_files(args.gold, args.trees).summary().items():
+            print(f"{name:<20}{value:>10.2f}")
+
+
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer parse",
         "Turn trees into lines of text and back, and score parses (section 6.3).",
@@ -216,23 +230,4 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = command("score", "print labelled recall, precision and F1").add_argument
     add("gold", type=Path, help="reference trees")
     add("trees", type=Path, help="the trees to score")
-    return parser.parse_args(arguments)
-
-
-def run(args: argparse.Namespace) -> None:
-    if args.command == "linearise":
-        linearise(args.folder, args.trees, args.split, args.parts, args.numbered)
-    elif args.command == "restore":
-        check_output(args.output, args, kind="text")
-        pairs = TextPair(args.sequences, args.words).lines()
-        lines = [bracket_tree(restore_tree(tags, text.split())) for tags, text in pairs]
-        with open_output(args.output) as out:
-            out.writelines(f"{line}\n" for line in lines)
-    else:
-        for name, value in score_files(args.gold, args.trees).summary().items():
-            print(f"{name:<20}{value:>10.2f}")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    args = parse_arguments(arguments)
-    return exit_code("minitransformer parse", lambda: run(args))
+    return parser.run(arguments, run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import math
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minitransformer.cli import Parser, exit_code, printable
+from minitransformer.cli import Parser, printable
 from minitransformer.runs.outputs import check_output
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.extras import import_extra
@@ -133,7 +134,17 @@ def write_picture(figure: Any, path: Path, dpi: int) -> None:
     write_bytes(path, data, replace=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def plot(args: argparse.Namespace) -> None:
+    """Write a picture of runs, and name its file."""
+    if args.output.suffix not in (".png", ".svg"):
+        raise UsageError(f"--output: expected .png or .svg, got {args.output}")
+    check_output(args.output, args, kind=args.output.suffix)
+    runs = [RunDirectory(path) for path in args.run]
+    draw(runs, args.what, args.against, args.output)
+    print(args.output)
+
+
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer plot",
         "Plot loss, BLEU, learning rate and speed of one run or several.",
@@ -153,14 +164,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--what", nargs="+", choices=names, default=names, metavar="NAME", help=every)
     axis = "horizontal axis (default steps)"
     add("--against", choices=AXES, default="steps", help=axis)
-    args = parser.parse_args(arguments)
-    runs = [RunDirectory(path) for path in args.run]
-
-    def work() -> None:
-        if args.output.suffix not in (".png", ".svg"):
-            raise UsageError(f"--output: expected .png or .svg, got {args.output}")
-        check_output(args.output, args, kind=args.output.suffix)
-        draw(runs, args.what, args.against, args.output)
-        print(args.output)
-
-    return exit_code(parser.prog, work)
+    return parser.run(arguments, plot)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from minitransformer.cli import Parser, exit_code
+from minitransformer.cli import Parser
 from minitransformer.runs.models import RUNS, all_runs, described
 from minitransformer.runs.outputs import may_lose
 from minitransformer.runs.run_directory import RunDirectory
@@ -79,7 +80,17 @@ def delete(runs: Sequence[RunDirectory]) -> None:
         print(f"deleted {run.path}, {freed}" + f", but not {kept}" * bool(kept))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def list_or_delete(args: argparse.Namespace) -> None:
+    """List the runs in a folder, or delete those that are named."""
+    if args.delete:
+        named = [named_run(name, args.folder) for name in args.delete]
+        delete([*{run.path.resolve(): run for run in named}.values()])
+    else:
+        none = f"no runs in {args.folder.absolute()}"
+        print("\n".join(map(about, all_runs(args.folder))) or none)
+
+
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer runs",
         "List training runs with their size, text, updates and BLEU, or delete some.",
@@ -89,14 +100,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("folder", type=Path, nargs="?", default=RUNS, help="where they are (runs)")
     add("--delete", nargs="+", metavar="RUN", help="names or paths to delete")
-    args = parser.parse_args(arguments)
-
-    def work() -> None:
-        if args.delete:
-            named = [named_run(name, args.folder) for name in args.delete]
-            delete([*{run.path.resolve(): run for run in named}.values()])
-        else:
-            none = f"no runs in {args.folder.absolute()}"
-            print("\n".join(map(about, all_runs(args.folder))) or none)
-
-    return exit_code(parser.prog, work)
+    return parser.run(arguments, list_or_delete)

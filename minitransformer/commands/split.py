@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.cli import Parser, positive
 from minitransformer.runs.outputs import check_output
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_folder
@@ -99,7 +99,7 @@ def split(args: argparse.Namespace) -> None:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer split",
         "Split a list of sentence pairs into training, validation and test text.",
@@ -120,6 +120,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--val", type=positive, default=2000, help="validation pairs (default 2000)")
     add("--test", type=positive, default=2000, help="test pairs (default 2000)")
     add("--seed", type=int, default=1, help="seed of the draw (default 1)")
-    args = parser.parse_args(arguments)
-
-    return exit_code(parser.prog, lambda: split(args))
+    return parser.run(arguments, split)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minitransformer.cli import Parser, exit_code, positive
+from minitransformer.cli import Parser, positive
 from minitransformer.runs.outputs import check_output
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
@@ -19,7 +19,7 @@ from minitransformer.text.symbols import symbols_for
 from minitransformer.text.tokenizer import Tokenizer, ended_by_interrupt
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = Parser(
         "minitransformer vocabulary",
         "Learn a vocabulary by SentencePiece, for train.py --vocabulary.",
@@ -43,9 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "normalization_rule_name=nmt_nfkc"
     )
     add("--option", nargs="+", default=[], metavar="NAME=VALUE", help=other)
-    args = parser.parse_args(arguments)
-
-    return exit_code(parser.prog, lambda: learn(args))
+    return parser.run(arguments, learn)
 
 
 def learn(args: argparse.Namespace) -> None:
