@@ -145,8 +145,9 @@ class LibreTranslate:
         direction, _ = self._direction(request, [line])
         if direction is None:
             raise ValueError("expected two languages, got the same twice")
-        job = _job(direction, [line], [""], direction.config, shows_attention=True)
-        [maps] = await self._results(job)
+        [maps] = await self._results(
+            direction, [line], direction.config, shows_attention=True
+        )
         return maps
 
     async def translate(self, request: Fields) -> str:
@@ -186,9 +187,8 @@ class LibreTranslate:
             lines = await in_thread(file_lines, data, name, languages)
             new = list[str]()
             for part in _parts(lines, self.limit):
-                prefixes = [""] * len(part)
-                job = await in_thread(_job, direction, part, prefixes, direction.config)
-                new += [best.text for best, *_ in await self._results(job)]
+                ranked = await self._results(direction, part, direction.config)
+                new += [best.text for best, *_ in ranked]
             data = await in_thread(with_lines, data, name, languages, new)
         # Nobody guesses the name, and only the newest files are kept.
         kept = secrets.token_urlsafe() + Path(name).suffix
@@ -239,8 +239,7 @@ class LibreTranslate:
         lines = [line.text for parts in divided for line in parts]
         given = str(request.get("prefix") or "\n" * (len(lines) - 1))
         prefixes = as_list_of_str("prefixes", given.split("\n"), len(lines))
-        job = await asyncio.to_thread(_job, direction, lines, prefixes, config)
-        results = iter(await self._results(job))
+        results = iter(await self._results(direction, lines, config, prefixes=prefixes))
         return await asyncio.to_thread(
             lambda: [
                 _answer(parts, [next(results) for _ in parts], config)
@@ -248,35 +247,38 @@ class LibreTranslate:
             ]
         )
 
-    async def _results(self, job: Job) -> list[Any]:
-        """Wait for the results of a job. Raises: HTTPException if too many wait."""
+    async def _results(
+        self,
+        direction: Direction,
+        lines: Sequence[str],
+        config: TranslationConfig,
+        *,
+        prefixes: Sequence[str] | None = None,
+        shows_attention: bool = False,
+    ) -> list[Any]:
+        """Wait for the translations of lines, or their attention.
+
+        Raises: ValueError if the lines are too large, HTTPException if too many wait.
+        """
+        # A line counts its end, too: as many tokens as the model reads.
+        encode = direction.translator.tokenizer.encode
+        prefixes = prefixes or [""] * len(lines)
+        ids = await asyncio.to_thread(lambda: [*map(encode, (lines, prefixes))])
+        sizes = [
+            (len(line) + 1 + len(prefix)) * config.beam
+            for line, prefix in zip(*ids, strict=True)
+        ]
+        waiting = deque(map(Line, lines, prefixes, sizes))
+        job = Job(direction.translator, config, waiting, shows_attention)
+        if job.size > MAX_TOKENS:
+            tokens = job.size // config.beam
+            limit = MAX_TOKENS // config.beam
+            exceeds = f"request ({tokens:,}) exceeds text limit ({limit:,} tokens)"
+            raise ValueError(f"Invalid request: {exceeds}")
         if job.size + self.queue.size() > MAX_WAITING:
             busy = "Slowdown: too much text is waiting, try again soon"
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, busy)
         return await asyncio.wrap_future(self.queue.submit(job))
-
-
-def _job(
-    direction: Direction,
-    lines: Sequence[str],
-    prefixes: Sequence[str],
-    config: TranslationConfig,
-    *,
-    shows_attention: bool = False,
-) -> Job:
-    """Return a job of lines. Raises: ValueError if they are too large."""
-    # A line counts its end, too: as many tokens as the model reads.
-    encode = direction.translator.tokenizer.encode
-    ids = zip(encode(lines), encode(prefixes), strict=True)
-    sizes = [(len(line) + 1 + len(prefix)) * config.beam for line, prefix in ids]
-    waiting = deque(map(Line, lines, prefixes, sizes))
-    job = Job(direction.translator, config, waiting, shows_attention)
-    if job.size > MAX_TOKENS:
-        tokens = job.size // config.beam
-        limit = MAX_TOKENS // config.beam
-        exceeds = f"request ({tokens:,}) exceeds text limit ({limit:,} tokens)"
-        raise ValueError(f"Invalid request: {exceeds}")
-    return job
 
 
 # Fields of requests
