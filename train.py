@@ -41,6 +41,7 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import ONLY_IN_FILES, SETTINGS, RunConfig
 from minitransformer.system.announce import announce
 from minitransformer.text.batches import Batches, BatchStream, ParallelCorpus
+from minitransformer.text.bilingual import Pair
 from minitransformer.text.cache import encoded_corpus
 from minitransformer.text.find import text_of
 from minitransformer.text.pairs import TextPair
@@ -186,8 +187,8 @@ class Data:
     text: dict[str, TextPair]
     corpora: dict[str, ParallelCorpus]
     batches: BatchStream
-    samples: list[tuple[str, str]]
-    test: list[tuple[str, str]]
+    samples: list[Pair]
+    test: list[Pair]
 
 
 def encode(run: TrainingRun, cache: Path) -> Data:
@@ -387,7 +388,7 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
 
 
 def translate(
-    run: TrainingRun, model: ParallelModel, pairs: Sequence[tuple[str, str]]
+    run: TrainingRun, model: ParallelModel, pairs: Sequence[Pair]
 ) -> quality.TranslationQuality:
     """Compare translations with the targets; remember how sure the model was."""
     translator = Translator(

@@ -12,12 +12,13 @@ from minitransformer.runs.outputs import check_output
 from minitransformer.settings.options import UsageError
 from minitransformer.settings.scripts import as_installed
 from minitransformer.system.files import atomic_folder
+from minitransformer.text.bilingual import Pair
 from minitransformer.text.clean import clean
 from minitransformer.text.find import find_splits
 from minitransformer.text.pairs import TextPair, write_pairs
 
 
-def tagged(text: TextPair, repeat: int, tag: str) -> Iterator[tuple[str, str]]:
+def tagged(text: TextPair, repeat: int, tag: str) -> Iterator[Pair]:
     """Yield the pairs of a corpus so often, with its tag before what is not blank."""
     for _ in range(repeat):
         for source, target in text.lines():
@@ -58,7 +59,7 @@ def mix(args: argparse.Namespace) -> None:
         expected = "--source and --target: expected two languages"
         raise UsageError(f"{expected}, got {languages[0]} for both")
     # The parts of each split; only training text is repeated.
-    splits = dict[str, list[Iterator[tuple[str, str]]]]()
+    splits = dict[str, list[Iterator[Pair]]]()
     for place, source, target, repeat, tag in zip(*each, strict=True):
         for split, text in find_splits(place, source, target).items():
             times = repeat if split == "train" else 1

@@ -13,6 +13,7 @@ from typing import Any
 from minitransformer.runs.checkpoint import SUFFIX, Checkpoint, recorded_state
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import suggestion
+from minitransformer.text.bilingual import Pair
 from minitransformer.text.grammar import are_built_in
 from minitransformer.text.pairs import TextPair
 
@@ -90,7 +91,7 @@ def card_title(checkpoint: Path) -> str:
     return card.partition("\n")[0].removeprefix("# ")
 
 
-def language_codes(checkpoint: Path) -> tuple[str, str]:
+def language_codes(checkpoint: Path) -> Pair:
     """Return the codes of the languages that a model translates from and to.
 
     The name of a shipped model has them, such as en-de. Otherwise they are the suffixes
@@ -111,7 +112,7 @@ def language_codes(checkpoint: Path) -> tuple[str, str]:
 
 def models_by_direction(paths: Iterable[Path]) -> list[list[Path]]:
     """Return the models of each pair of languages, in the order of the first ones."""
-    groups: dict[tuple[str, str], list[Path]] = {}
+    groups: dict[Pair, list[Path]] = {}
     for path in paths:
         groups.setdefault(language_codes(find_checkpoint(path)), []).append(path)
     return list(groups.values())

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -25,6 +24,7 @@ from minitransformer.runs.state import RunState
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import (
+    Settings,
     UsageError,
     flag_name,
     flags_of,
@@ -100,7 +100,7 @@ def new_settings(args: argparse.Namespace) -> RunConfig:
 
 
 def choose_model(
-    place: Path | None, preset: dict[str, Any], named: dict[str, Any]
+    place: Path | None, preset: Settings, named: Settings
 ) -> tuple[ModelConfig, str | None]:
     """Return the settings of the model to train, and the place of the model it copies.
 

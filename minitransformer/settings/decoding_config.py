@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minitransformer.settings.options import (
     Config,
+    Settings,
     UsageError,
     make_config,
     option,
@@ -105,9 +106,7 @@ class TranslationConfig(DecodingConfig):
     )
 
     @classmethod
-    def changed(
-        cls, defaults: DecodingConfig, values: dict[str, Any]
-    ) -> TranslationConfig:
+    def changed(cls, defaults: DecodingConfig, values: Settings) -> TranslationConfig:
         """Return defaults, overridden by the values of flags, a program or a request.
 
         Raises: UsageError if a value is unknown, out of range or does nothing.

@@ -14,9 +14,12 @@ import typing
 from collections.abc import Iterable
 from dataclasses import field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 C = TypeVar("C")
+
+# Values of settings, by the names of their fields.
+Settings: TypeAlias = dict[str, Any]
 
 # How values are compared with the limits of `option`
 COMPARISONS = {
@@ -101,7 +104,7 @@ def checked(f: dataclasses.Field[Any], kind: type, value: Any) -> Any:
     return kind(value)
 
 
-def make_config(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) -> C:
+def make_config(cls: type[C], preset: Settings, values: Settings) -> C:
     """Make a config of class `cls` from a preset and from `values`, which override it.
 
     Values of other classes are ignored. Raises: UsageError if one is out of range.
@@ -112,7 +115,7 @@ def make_config(cls: type[C], preset: dict[str, Any], values: dict[str, Any]) ->
         raise UsageError(str(error)) from error
 
 
-def merged(preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def merged(preset: Settings, values: Settings) -> Settings:
     """Return the settings of a preset, overridden by `values`.
 
     A number of updates between checkpoints also replaces a number of minutes.
@@ -122,7 +125,7 @@ def merged(preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return {**preset, **values}
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> Settings:
     """Read the settings in a JSON file by field name, nested objects included.
 
     Raises: UsageError if it cannot be read.
@@ -140,7 +143,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {reason}") from error
 
 
-def from_dict(cls: type[C], values: dict[str, Any]) -> C:
+def from_dict(cls: type[C], values: Settings) -> C:
     """Make a config of a JSON object. Missing fields have their defaults.
 
     Unknown fields, such as those of another version, are left out.
@@ -154,7 +157,7 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def flags_of(namespace: argparse.Namespace, cls: type) -> dict[str, Any]:
+def flags_of(namespace: argparse.Namespace, cls: type) -> Settings:
     """Return the fields of `cls` whose flags are on the command line."""
     return {
         f.name: getattr(namespace, f.name)

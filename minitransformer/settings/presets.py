@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from minitransformer.settings.config import ModelConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.settings.options import (
+    Settings,
     UsageError,
     merged,
     read_settings,
     suggestion,
 )
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Settings] = {
     # The built-in corpus: a few minutes on two CPU cores. 256 of the pieces are bytes.
     "tiny": {
         "vocab_size": 1256,
@@ -116,7 +116,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # How the rows of Table 3 between base and big differ from base; steps are the same.
 # (A) heads, (B) d_k, (C) size, (D) dropout and label smoothing, (E) learned positions.
-TABLE_3: dict[str, dict[str, Any]] = {
+TABLE_3: dict[str, Settings] = {
     "a-h1": {"num_heads": 1, "d_k": 512, "d_v": 512},
     "a-h4": {"num_heads": 4, "d_k": 128, "d_v": 128},
     "a-h16": {"num_heads": 16, "d_k": 32, "d_v": 32},
@@ -155,7 +155,7 @@ FEW_PAIRS, MANY_PAIRS = 75_000, 1_000_000
 OF_RUNS = {"preset", "train", "val", "test", "vocabulary", "start"}
 
 
-def preset_for(pairs: int) -> tuple[str, dict[str, Any]]:
+def preset_for(pairs: int) -> tuple[str, Settings]:
     """Return the default preset for a number of training pairs: name and settings.
 
     The fewer pairs, the fewer word pieces.
@@ -166,7 +166,7 @@ def preset_for(pairs: int) -> tuple[str, dict[str, Any]]:
     return name, {**PRESETS[name], "vocab_size": min(size, 1256 + pairs // 3)}
 
 
-def find_preset(name: str) -> tuple[str, dict[str, Any]]:
+def find_preset(name: str) -> tuple[str, Settings]:
     """Return the name and the settings of a preset, or of a JSON file.
 
     A file may name a preset as `config`, and override it. The config.json of a run is

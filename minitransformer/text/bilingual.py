@@ -19,6 +19,7 @@ from minitransformer.settings.extras import import_extra
 from minitransformer.text.clean import clean
 from minitransformer.text.lines import open_text, read_lines
 
+# A sentence and its translation, or the languages or the files of both.
 Pair: TypeAlias = tuple[str, str]
 # Sentence pairs, and the codes of their languages, or "" if a file has none.
 Bilingual: TypeAlias = tuple[list[Pair], Pair]

@@ -33,12 +33,12 @@ class TextPair:
         return f"{self.source}, {self.target}"
 
     @property
-    def paths(self) -> tuple[str, str]:
+    def paths(self) -> Pair:
         """The absolute paths of the source and of the target."""
         return str(self.source.absolute()), str(self.target.absolute())
 
     @property
-    def languages(self) -> tuple[str, str]:
+    def languages(self) -> Pair:
         """The endings of both names, such as en and de, or what a file says itself."""
         if self.source == self.target:
             return _bilingual(self.source, file_digest(self.source))[1]
@@ -58,7 +58,7 @@ class TextPair:
             total.update(file_digest(path))
         return total.hexdigest()
 
-    def lines(self) -> Iterator[tuple[str, str]]:
+    def lines(self) -> Iterator[Pair]:
         """Yield the pairs of lines. Raises: ValueError if one file has more lines."""
         if self.source == self.target:
             yield from _bilingual(self.source, file_digest(self.source))[0]

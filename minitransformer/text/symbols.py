@@ -10,13 +10,14 @@ import itertools
 from collections.abc import Iterable
 from zlib import crc32
 
+from minitransformer.text.bilingual import Pair
 from minitransformer.text.masking import SYMBOLS, Mask, hide, named
 
 # A vocabulary gets symbols if so many training pairs have something to copy.
 LEAST_PAIRS = 1000
 
 
-def hide_pair(mask: Mask, source: str, target: str) -> tuple[str, str]:
+def hide_pair(mask: Mask, source: str, target: str) -> Pair:
     """Put symbols in place of slots that both sides of a pair have in order."""
     # Begin with any symbol, so that all are learned alike.
     first = crc32(source.encode()) % len(SYMBOLS)
@@ -30,7 +31,7 @@ def hide_pair(mask: Mask, source: str, target: str) -> tuple[str, str]:
     return source, target
 
 
-def symbols_for(pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+def symbols_for(pairs: Iterable[Pair]) -> tuple[str, ...]:
     """Return the symbols, or none if too few of the first million pairs need them."""
     mask = Mask()
     first = itertools.islice(pairs, 10**6)

@@ -15,6 +15,7 @@ from minitransformer.settings.config import TrainingConfig
 from minitransformer.system.announce import announce
 from minitransformer.system.workers import parallel_map
 from minitransformer.text.batches import Batch, BatchStream, ParallelCorpus
+from minitransformer.text.bilingual import Pair
 from minitransformer.text.pairs import TextPair
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.parallel import ParallelModel
@@ -22,7 +23,7 @@ from minitransformer.training.parallel import ParallelModel
 
 def samples(
     text: TextPair | None, tokenizer: Tokenizer, training: TrainingConfig
-) -> list[tuple[str, str]]:
+) -> list[Pair]:
     """Return the pairs of validation text to translate: the first that are short."""
     if text is None:
         return []

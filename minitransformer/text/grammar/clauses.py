@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minitransformer.text.bilingual import Pair
 from minitransformer.text.grammar.words import MODALS, Noun, Verb
 
 # Columns of the tables below: masculine, feminine, neuter and plural
@@ -75,7 +76,7 @@ class NounPhrase:
 
     determiner: str
     noun: Noun
-    adjective: tuple[str, str] | None = None
+    adjective: Pair | None = None
     plural: bool = False
 
     @property
@@ -126,9 +127,9 @@ class Clause:
     subject: NounPhrase
     verb: Verb
     objects: tuple[tuple[NounPhrase, str], ...] = ()
-    addition: tuple[str, str] = ("", "")
+    addition: Pair = ("", "")
 
-    def written(self, kind: str, **words: str) -> tuple[str, str]:
+    def written(self, kind: str, **words: str) -> Pair:
         """Return the clause in the English and the German order of a kind."""
         plural = self.subject.plural
         verb = self.verb
@@ -157,7 +158,7 @@ class Clause:
             ),
         )
 
-    def with_modal(self, modal: str) -> tuple[str, str]:
+    def with_modal(self, modal: str) -> Pair:
         """Return the clause with an English modal verb and its German counterpart."""
         german = MODALS[modal][self.subject.plural]
         return self.written("modal", modal=modal, german_modal=german)

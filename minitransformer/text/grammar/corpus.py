@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minitransformer.system.files import build_once
+from minitransformer.text.bilingual import Pair
 from minitransformer.text.grammar import FOLDER, words
 from minitransformer.text.grammar.clauses import Clause, NounPhrase
 from minitransformer.text.pairs import TextPair, text_pairs, write_pairs
@@ -22,7 +23,7 @@ DEFINITE_DETERMINERS = "the the this my his our".split()
 def _noun_phrase(
     rng: random.Random,
     nouns: list[words.Noun],
-    adjectives: list[tuple[str, str]],
+    adjectives: list[Pair],
     determiners: list[str],
 ) -> NounPhrase:
     adjective = rng.choice(adjectives) if rng.random() < 0.5 else None
@@ -82,7 +83,7 @@ def _extended(rng: random.Random, clause: Clause) -> Clause:
     return replace(clause, addition=addition)
 
 
-def _scene(rng: random.Random) -> tuple[str, str]:
+def _scene(rng: random.Random) -> Pair:
     """Draw a statement, a question, a negation, or two clauses."""
     clause = _extended(rng, _clause(rng))
     kind = rng.random()
@@ -117,7 +118,7 @@ def split_of(english: str) -> str:
     return "test" if byte < 5 else "val" if byte < 10 else "train"
 
 
-def generate(count: int, split: str = "train", seed: int = 1) -> list[tuple[str, str]]:
+def generate(count: int, split: str = "train", seed: int = 1) -> list[Pair]:
     """Draw `count` different (English, German) pairs of a split; the seed decides."""
     rng = random.Random(f"{seed} {split}")
     pairs: dict[str, str] = {}
