@@ -417,11 +417,8 @@ def write_scores(args: argparse.Namespace, translator: Translator) -> None:
         for lines, given in zip_lines(source, args.score):
             # The probability of each translation that is given, and its alignment.
             scores = translator.score(lines, given, config, first)
-            ends = [""] * len(scores)
-            if "alignment" in args:
-                links = translator.align(lines, given, config, first)
-                ends = [f"\t{pharaoh(x)}" for x in links]
-            for (log_prob, length), end in zip(scores, ends, strict=True):
+            for log_prob, length, links in scores:
+                end = f"\t{pharaoh(links)}" if config.alignment else ""
                 out.write(f"{log_prob:.4f}\t{length}{end}\n")
                 total += log_prob
                 tokens += length

@@ -7,6 +7,7 @@ python benchmarks/alignment.py --run runs/tiny
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from harness import report
@@ -26,9 +27,10 @@ def main() -> None:
     lines = args.pairs.read_text(encoding="utf-8").splitlines()
     sources, targets, by_hand = zip(*(x.split(" ||| ") for x in lines), strict=True)
     # Count the links, those that are right, and those of people.
-    alignments = translator.align(sources, targets, translator.decoding)
+    config = replace(translator.decoding, alignment=True)
+    scored = translator.score(sources, targets, config)
     right = links = expected = 0
-    for alignment, text in zip(alignments, by_hand, strict=True):
+    for (_, _, alignment), text in zip(scored, by_hand, strict=True):
         truth = {tuple(map(int, pair.split("-"))) for pair in text.split()}
         right += len(truth & {*alignment})
         links += len(alignment)

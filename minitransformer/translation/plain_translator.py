@@ -274,47 +274,32 @@ class PlainTranslator:
         self,
         lines: Sequence[str],
         translations: Sequence[str],
-        config: DecodingConfig,
+        config: TranslationConfig,
         first_line: int = 1,
-    ) -> list[tuple[float, int]]:
+    ) -> list[tuple[float, int, Links]]:
         """Return the log-probability in nats and the length of given translations.
+
+        With `config.alignment`, the third of each is its word alignment, else it is
+        empty.
 
         Raises: ValueError if a line is too long, or if there is not one translation for
         each.
         """
-        sources, targets = self._encode_given(lines, translations, config, first_line)
-        log_probs = score_targets(
-            self.model, sources, targets, **self._batching(config)
-        )
-        return [(float(each.sum()), len(each)) for each in log_probs]
-
-    def align(
-        self,
-        lines: Sequence[str],
-        translations: Sequence[str],
-        config: DecodingConfig,
-        first_line: int = 1,
-    ) -> list[Links]:
-        """Return the word alignments of lines and given translations.
-
-        Raises: as `score`.
-        """
-        self._encode_given(lines, translations, config, first_line)  # if it fits
-        return self._align(lines, translations, config)
-
-    def _encode_given(
-        self,
-        lines: Sequence[str],
-        translations: Sequence[str],
-        config: DecodingConfig,
-        first_line: int,
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the ids of lines and of their translations. Raises: as `score`."""
         lines = as_list_of_str("lines", lines)
         translations = as_list_of_str("translations", translations, len(lines))
         numbers = range(first_line, first_line + len(lines))
         sources = self.encode(lines, config, numbers)
-        return sources, self.encode(translations, config, numbers, targets=True)
+        targets = self.encode(translations, config, numbers, targets=True)
+        log_probs = score_targets(
+            self.model, sources, targets, **self._batching(config)
+        )
+        links: list[Links] = [()] * len(lines)
+        if config.alignment:
+            links = self._align(lines, translations, config)
+        return [
+            (float(each.sum()), len(each), own)
+            for each, own in zip(log_probs, links, strict=True)
+        ]
 
     def _batching(self, config: DecodingConfig) -> dict[str, int]:
         """Return how given translations are read, as keyword arguments."""

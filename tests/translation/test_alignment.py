@@ -144,7 +144,8 @@ def test_words_of_a_line_are_counted_through_its_parts(translator, line, setting
 
 def test_given_translations_are_aligned(translator, model_path, tmp_path):
     lines, targets = MAT_LINES[:3], [*MAT_LINES[7:9], ""]
-    links = translator.align(lines, targets, TranslationConfig())
+    scored = translator.score(lines, targets, TranslationConfig(alignment=True))
+    links = [own for _, _, own in scored]
     ids = [translator.tokenizer.encode(side) for side in (lines, targets)]
     for pair, source, target in zip(links, *ids, strict=True):
         [weights] = piece_weights(translator.model, [source], [target])

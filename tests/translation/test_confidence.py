@@ -67,7 +67,7 @@ def test_confidence_is_a_share_of_the_sentences_that_are_known(shipped):
     found = [best for best, *_ in calibrated.hypotheses(lines, config)]
     for line, h in zip(lines, found, strict=True):
         if line in SENTENCES:  # --score: the end of the sentence is a token, too
-            [(log_prob, length)] = shipped.score([line], [h.text], config)
+            [(log_prob, length, _)] = shipped.score([line], [h.text], config)
             assert h.confidence == pytest.approx(1 + log_prob / length / 2, abs=1e-3)
     sure = [h.confidence for h in found]
     assert sure[2] == pytest.approx(min(sure[:2]), abs=1e-3)
