@@ -21,18 +21,6 @@ def maps(translator):
     return attention_maps(translator, LINE)
 
 
-def test_rows_sum_to_one_and_the_decoder_looks_back_only(maps):
-    S, T = len(maps.source), len(maps.read)
-    assert maps.encoder.shape == (2, 2, S, S)
-    assert maps.decoder.shape == (3, 2, T, T)
-    assert maps.cross.shape == (3, 2, T, S)
-    for part in (maps.encoder, maps.decoder, maps.cross):
-        assert_close(part.sum(axis=-1), np.ones(part.shape[:-1]), "float32")
-    assert (np.triu(maps.decoder[0, 0], 1) == 0).all()
-    assert maps.read[1:] == maps.written[:-1]
-    assert (maps.source[-1], maps.read[0], maps.written[-1]) == ("end", "begin", "end")
-
-
 class Recording(ReferenceTransformer):
     """The Transformer in plain NumPy, which keeps the weights of every attention."""
 
@@ -58,6 +46,9 @@ def test_every_head_of_every_layer_by_the_definition(translator, maps):
     ):
         for layer, weights in enumerate(side):
             assert_close(weights, reference.weights[name.format(layer)], "float32")
+    assert [*map(len, (maps.encoder, maps.decoder, maps.cross))] == [2, 3, 3]
+    assert maps.read[1:] == maps.written[:-1]
+    assert (maps.source[-1], maps.read[0], maps.written[-1]) == ("end", "begin", "end")
 
 
 def test_the_page_loads_no_other_file(maps, tmp_path):

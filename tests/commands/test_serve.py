@@ -104,17 +104,6 @@ def test_alternatives_follow_the_best(server, best):
     assert [x["language"] for x in answers["detectedLanguage"]] == ["en", "en"]
 
 
-def test_html_keeps_its_markup_and_entities(server, best):
-    word = best("the cat")
-    source = "<!-- a > b --><P class='x'>\n the cat</P ><script>the cat<b></script>"
-    expected = source.replace("\n the cat", f"\n {word}")
-    assert translated(server, source, format="html")["translatedText"] == expected
-    # A tag in entities is no tag, in the answer either.
-    answer = translated(server, "<p>&auml; &lt;b&#62; <i>&amp;</i>", format="html")
-    tags = re.findall("<.*?>", answer["translatedText"])
-    assert tags == ["<p>", "<i>", "</i>"]
-
-
 def test_markup_within_a_sentence_is_part_of_it(shipped):
     source = "<ul><li>Where is the <b>old</b> station?<li>I am hungry.</ul>"
     expected = "<ul><li>Wo ist der <b>alte</b> Bahnhof?<li>Ich habe Hunger.</ul>"

@@ -4,20 +4,16 @@ The file operations of a training, a resume and outputs are recorded. Each
 folder that a crash may leave after any of them is laid out, and work goes on there.
 """
 
-import itertools
-
 import numpy as np
 import pytest
 
 import train
 import translate
-from minitransformer.commands import average
 from minitransformer.runs import checkpoint, run_directory
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.runs.state import RunState
 from support.crash_points import crashes, lay_out, recording, replay
 from support.in_process import run_main
-from support.models import CAT_LINES, save_small_model
+from support.models import CAT_LINES
 from support.scripts import SHORT, TIMINGS, write_random_text
 
 FLAGS = (
@@ -187,51 +183,36 @@ def promised(recorder, done):
     return [value for when, value in recorder.promises if when <= done and value]
 
 
-# What translate.py and `average` write
+# What translate.py writes
 
 
-@pytest.mark.parametrize(
-    ("what", "old"),
-    [
-        *itertools.product(("translate", "attention"), (b"old\n", None)),
-        ("average", None),
-    ],
-)
+@pytest.mark.parametrize("old", [b"old\n", None])
 @pytest.mark.parametrize("sample", HOW_MANY)
-def test_an_output(model_path, tmp_path, sample, old, what):
+def test_an_output(model_path, tmp_path, sample, old):
     root = tmp_path / "recorded"
     root.mkdir()
-    name = "out.html" if what == "attention" else "out"
     if old is not None:
-        (root / name).write_bytes(old)
+        (root / "out").write_bytes(old)
     (tmp_path / "en").write_text("".join(f"{line}\n" for line in CAT_LINES[:20]))
-    model = ("--model", model_path, "--threads", "1")
-    text = ("--input", tmp_path / "en")
-    later = save_small_model(tmp_path / "later.safetensors", RunState(step=1))
+    flags = "--model", model_path, "--threads", 1, *SHORT, "--input", tmp_path / "en"
 
     def write(folder):
-        out = folder / name
-        if what == "translate":
-            run(translate.main, *model, *text, *SHORT, "--output", out)
-        elif what == "attention":
-            run(translate.main, *model, CAT_LINES[0], "--attention", out)
-        else:
-            run(average.main, out, model_path, later)
+        run(translate.main, *flags, "--output", folder / "out")
 
     with recording(root) as recorder:
         write(root)
         recorder.promise("written")
-    new = (root / name).read_bytes()
+    new = (root / "out").read_bytes()
 
     def check(folder, promises):
-        path = folder / name
+        path = folder / "out"
         found = path.read_bytes() if path.exists() else None
         assert found in ((new,) if promises else (old, new))
         write(folder)
         assert path.read_bytes() == new
-        assert names(folder) == {name}
+        assert names(folder) == {"out"}
 
-    print(f"{what}: {replay(recorder, tmp_path / 'crash', check, sample)}")
+    print(f"output: {replay(recorder, tmp_path / 'crash', check, sample)}")
 
 
 # The replay itself

@@ -9,7 +9,6 @@ from minitransformer.engine.backend import parameters_changed
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.system.workers import CAN_FORK
 from minitransformer.training import parallel
-from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
 from support.models import gradient_of, small_batch, small_model
@@ -28,36 +27,6 @@ def test_processes_and_ranks_do_not_change_the_gradient(processes, ranks):
     for other, gradient in each:
         assert_close(other, loss)
         assert_close(gradient, expected)
-
-
-@forks
-def test_the_same_number_of_processes_repeats_bit_for_bit(monkeypatch):
-    """Losses, gradient and parameters of updates of several rounds, with dropout."""
-    monkeypatch.setattr(parallel, "TOKENS_TIMES_WIDTH", 8 * 2 * 6)
-
-    def updates():
-        model = small_model(0.3, "float32")
-        parameters = ParameterBuffer(model)
-        computed = CpuModel(model, parameters, 2)
-        adam = Adam(
-            parameters.data,
-            beta1=0.9,
-            beta2=0.98,
-            epsilon=1e-9,
-            clip_norm=1.0,
-            num_threads=2,
-            map=computed.map,
-        )
-        batches, losses = [small_batch(0, 7), small_batch(1, 2)], []
-        for step in range(3):
-            losses.append(computed.forward_backward(batches, 0.1, (1, step)))
-            adam.step(parameters.grad, losses[-1], 0.01)
-        computed.close()
-        return losses, parameters.grad, parameters.data
-
-    for first, second in zip(updates(), updates(), strict=True):
-        np.testing.assert_array_equal(first, second)
-    assert len(set(updates()[0])) == 3
 
 
 @forks

@@ -10,15 +10,13 @@ import pytest
 
 from minitransformer.settings.config import EOS_ID
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import (
     Draws,
     SamplingDecoder,
-    sample_ids,
 )
 from support.closeness import assert_close
 from support.in_process import run_translate
-from support.models import MAT_LINES, confident_models, mean_next_probabilities
+from support.models import MAT_LINES
 from support.scripted_decoder import (
     ScriptedDecoder,
     random_log_probs,
@@ -92,18 +90,6 @@ def test_outcomes_are_as_frequent_as_they_are_probable(temperature, top_k, top_p
         sequence = (*h.tokens, EOS_ID)[:limit]
         log_probs = [table(0, sequence[:i])[t] for i, t in enumerate(sequence)]
         assert_close(h.log_prob, sum(log_probs))
-
-
-@pytest.mark.parametrize("members", [1, 2])
-def test_samples_of_models_follow_the_softmax(members):
-    models, source = confident_models(members), [5, 6, 7]
-    config = replace(SAMPLE, max_len_b=0, nbest=3000)
-    model = Ensemble(models) if members > 1 else models[0]
-    [found] = sample_ids(model, [source], config)
-    p = mean_next_probabilities(models, source, [])[EOS_ID:]
-    outcomes = [(), *((token,) for token in range(4, 9))]
-    expected = dict(zip(outcomes, p / p.sum(), strict=True))
-    assert_drawn_from(Counter(h.tokens for h in found), expected)
 
 
 def tokens_of(translator, lines, config):
