@@ -429,7 +429,7 @@ def test_the_best_and_the_end_go_by_loss_or_bleu(start, monkeypatch, flags, best
         def translated(run, model, pairs):
             assert len(pairs) in (4, 3)  # of validation text, and all test text
             bleu = next(bleus, 0.0) if len(pairs) == 4 else 0.0
-            return TranslationQuality(bleu, "", 0.0, "", 1.0, 0.0)
+            return TranslationQuality(bleu, "", 1.0, 0.0)
 
         def validate(*arguments):
             return TokenStatistics(next(losses), 0, 1)

@@ -26,26 +26,16 @@ MOST_RESAMPLED = 5_000_000
 class TranslationQuality:
     """How close translations come to their references.
 
-    `bleu` and `chrf` are sacreBLEU's corpus scores from 0 to 100, with its signatures,
-    on detokenised, cased text that was cleaned (`clean`). `length` is the quotient of
+    `bleu` is sacreBLEU's corpus score from 0 to 100, with its signature, on
+    detokenised, cased text that was cleaned (`clean`). `length` is the quotient of
     the words of translations and references, as BLEU counts them. `exact` is the share
     of translations that equal their reference.
     """
 
     bleu: float
     bleu_signature: str
-    chrf: float
-    chrf_signature: str
     length: float
     exact: float
-
-    def __str__(self) -> str:
-        return (
-            f"BLEU {self.bleu:.2f}  {self.bleu_signature}\n"
-            f"chrF {self.chrf:.2f}  {self.chrf_signature}\n"
-            f"length {self.length:.1%} of the references, "
-            f"exact matches {self.exact:.1%}"
-        )
 
 
 def choose_tokenizer(references: Iterable[str]) -> str:
@@ -108,8 +98,6 @@ def translation_quality(
 
     Raises: ValueError if there are no references, or not as many as translations.
     """
-    from sacrebleu.metrics import CHRF
-
     # One reference for each translation.
     if len(translations) != len(references) or not references:
         raise ValueError(
@@ -119,14 +107,11 @@ def translation_quality(
     # Both sides in one form of text, with single spaces.
     translations, references = map(_counted, (translations, references))
     bleu = bleu_metric(references, tokenizer)
-    chrf = CHRF()
     counted = bleu.corpus_score(translations, [references])
     pairs = zip(translations, references, strict=True)
     return TranslationQuality(
         bleu=counted.score,
         bleu_signature=str(bleu.get_signature()),
-        chrf=chrf.corpus_score(translations, [references]).score,
-        chrf_signature=str(chrf.get_signature()),
         length=counted.sys_len / max(counted.ref_len, 1),
         exact=sum(t == r for t, r in pairs) / len(references),
     )
@@ -160,25 +145,33 @@ def report(
             f"expected as many lines to compare as references, got {len(other)} for "
             f"{len(references)} references"
         )
-    # Where the lines are not too many, add intervals and the comparison.
-    lines = str(quality).splitlines()
     samples = min(1000, MOST_RESAMPLED // len(references))
     ours, targets = map(_counted, (translations, references))
-    metrics = [bleu_metric(targets, tokenizer), CHRF()] if samples >= 100 else []
-    for i, metric in enumerate(metrics):
-        scores = _resampled_scores(metric, ours, targets, samples)
-        low, high = np.percentile(scores, [2.5, 97.5])
-        lines[i] = lines[i].replace("  ", f" ({low:.2f} to {high:.2f})  ", 1)
-        if other is not None:
-            # How often a resampled difference is as far from their mean.
-            theirs = _counted(other)
-            score = metric.corpus_score(theirs, [targets]).score
-            gain = metric.corpus_score(ours, [targets]).score - score
-            gains = scores - _resampled_scores(metric, theirs, targets, samples)
-            beyond = np.abs(gains) - np.abs(gains).mean() > abs(gain)
-            p = (beyond.sum() + 1) / (samples + 1)
-            name = lines[i].partition(" ")[0]
-            lines.append(f"{name} of --compare {score:.2f}: {gain:+.2f}, p = {p:.3f}")
+    lines = []
+    compared = []
+    for name, metric in ("BLEU", bleu_metric(targets, tokenizer)), ("chrF", CHRF()):
+        score = metric.corpus_score(ours, [targets]).score
+        interval = ""
+        if samples >= 100:  # there are not too many lines
+            scores = _resampled_scores(metric, ours, targets, samples)
+            low, high = np.percentile(scores, [2.5, 97.5])
+            interval = f" ({low:.2f} to {high:.2f})"
+            if other is not None:
+                # How often a resampled difference is as far from their mean.
+                theirs = _counted(other)
+                their_score = metric.corpus_score(theirs, [targets]).score
+                gain = score - their_score
+                gains = scores - _resampled_scores(metric, theirs, targets, samples)
+                beyond = np.abs(gains) - np.abs(gains).mean() > abs(gain)
+                p = (beyond.sum() + 1) / (samples + 1)
+                than = f"{name} of --compare {their_score:.2f}"
+                compared.append(f"{than}: {gain:+.2f}, p = {p:.3f}")
+        lines.append(f"{name} {score:.2f}{interval}  {metric.get_signature()}")
+    lines.append(
+        f"length {quality.length:.1%} of the references, "
+        f"exact matches {quality.exact:.1%}"
+    )
+    lines += compared
     if language is not None:
         bleu = compound_split_bleu(translations, references, language)
         lines.append(f"BLEU {bleu:.2f}  tokenised, compounds split")
