@@ -203,14 +203,13 @@ def encode(run: TrainingRun, cache: Path) -> Data:
     run.progress.change(median_sentences=corpora["train"].median_sentences)
 
     # The batches, from the next one on.
-    training = run.settings.training
     batches = BatchStream(
         corpora["train"],
-        training,
+        run.training,
         epoch=run.state.epoch,
         position=run.state.position,
     )
-    samples = evaluation.samples(text.get("val"), tokenizer, training)
+    samples = evaluation.samples(text.get("val"), tokenizer, run.training)
 
     # The test text is read now, as its file may be another one by the end.
     test = list(text["test"].lines()) if "test" in text else []
@@ -263,7 +262,7 @@ def place_model(
     model, adam = parallel_model(
         device,
         run.start,
-        run.settings.training,
+        run.training,
         communicator=run.ranks,
         graphs=graphs,
         log=run.log,
@@ -281,7 +280,7 @@ def describe(
     """Log the model, the text, and the costs of an update."""
     summary = run_summary(data.batches, data.text, data.corpora, model)
     targets = [target for _, target in data.samples]
-    tokenizer = run.settings.training.bleu_tokenizer
+    tokenizer = run.training.bleu_tokenizer
     notes = quality.looks_tokenised(targets, tokenizer, translations=targets)
     summary += [f"BLEU        {note}" for note in notes]
 
@@ -299,7 +298,7 @@ def train(
 ) -> None:
     """Update until steps, minutes or patience are used up, or a signal arrives."""
     batches = model.prefetched(data.batches)
-    model.reserve_memory(data.batches, run.settings.training.label_smoothing)
+    model.reserve_memory(data.batches, run.training.label_smoothing)
 
     # The validation that the last checkpoint was saved before.
     if run.state.pending_validations:
@@ -358,7 +357,7 @@ def validate(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     run.synchronize()
 
     # Loss and accuracy, with the targets given; BLEU of the samples, translated.
-    training = run.settings.training
+    training = run.training
     total = evaluation.validate(model, data.corpora["val"], training)
     values = {
         "seconds": round(run.state.seconds, 3),
@@ -408,8 +407,7 @@ def translate(
     lines, means = zip(*run.ranks.gather_in_turn(mine), strict=True)
     run.progress.change(log_prob_quantiles=quantiles(means))
     targets = [target for _, target in pairs]
-    tokenizer = run.settings.training.bleu_tokenizer
-    return quality.translation_quality(lines, targets, tokenizer)
+    return quality.translation_quality(lines, targets, run.training.bleu_tokenizer)
 
 
 # Section 6.1: the end of a run
@@ -417,7 +415,7 @@ def translate(
 
 def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
     """Average the last checkpoints and translate the test text."""
-    training = run.settings.training
+    training = run.training
 
     def cost() -> float:
         if training.best_by == "bleu":

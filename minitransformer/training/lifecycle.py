@@ -68,6 +68,7 @@ class TrainingRun:
     stopped_by: int | None = None
 
     def __post_init__(self) -> None:
+        self.training = self.settings.training
         self.writes = not self.ranks.rank  # to the directory
         self.progress = Progress(self.start.state)
         self._began = time.monotonic() - self.state.seconds
@@ -80,7 +81,7 @@ class TrainingRun:
     @property
     def used_up(self) -> str | None:
         """The flag of the limit that ends the run, if one is reached."""
-        return self.state.used_up(self.settings.training)
+        return self.state.used_up(self.training)
 
     def check_ranks(self, precision: str) -> None:
         """Raises: DivergedError if ranks would not train the same in the same way."""
@@ -91,7 +92,7 @@ class TrainingRun:
                 "threads": self.cores,
                 "vocabulary": self.start.tokenizer.checksum,
                 **vars(self.settings.model),
-                **vars(self.settings.training),
+                **vars(self.training),
                 **vars(self.settings.decoding),
                 "precision": precision,
                 **{
@@ -108,7 +109,7 @@ class TrainingRun:
             state = self.state
             self.directory.begin(self.settings, self.start.tokenizer.model, resumes)
             self.directory.truncate_metrics(state.step, bool(state.pending_validations))
-            self.directory.prune(self.settings.training)
+            self.directory.prune(self.training)
         self.log(f"run         {self.directory.path}")
 
     def log(self, line: str) -> None:
@@ -139,11 +140,11 @@ class TrainingRun:
         # One block of lines, which no progress bar divides.
         preset = (
             f"preset      {settings.preset}: {settings.model.vocab_size:,} word "
-            f"pieces, {settings.training.steps:,} updates; --config names another"
+            f"pieces, {self.training.steps:,} updates; --config names another"
         )
         lines = (self.copied, preset, f"device      {device}", *summary)
         self.log("\n".join(filter(None, lines)))
-        unset = settings.training.precision is None
+        unset = self.training.precision is None
         if unset and "cpu" in device and multiplies_bf16_fast():
             self.log("hint        --precision bf16 is faster on this processor")
 
@@ -191,9 +192,8 @@ class TrainingRun:
         The limits are steps, minutes and patience.
         """
         # Rank 0 shows a progress bar on a terminal.
-        training = self.settings.training
         bar = tqdm(
-            total=training.steps,
+            total=self.training.steps,
             initial=self.state.step,
             unit="step",
             disable=bool(self.ranks.rank) or not sys.stderr.isatty(),
@@ -207,7 +207,7 @@ class TrainingRun:
 
         # Patience or the clock may end a run before its last step.
         step = self.state.step
-        if not self.stopped_by and step < training.steps:
+        if not self.stopped_by and step < self.training.steps:
             more = f"--resume {self.directory.path} with a larger value goes on"
             self.log(f"ended       after step {step:,}: {self.used_up} used up; {more}")
 
@@ -234,14 +234,14 @@ class TrainingRun:
         self.stopped_by = asked
 
     def report_is_due(self) -> bool:
-        return self.state.step % self.settings.training.log_every == 0
+        return self.state.step % self.training.log_every == 0
 
     def validation_is_due(self) -> bool:
-        every = self.settings.training.validate_every
+        every = self.training.validate_every
         return bool(self.used_up) or self.state.step % every == 0
 
     def checkpoint_is_due(self) -> bool:
-        return bool(self.used_up) or self.settings.training.checkpoint_due(
+        return bool(self.used_up) or self.training.checkpoint_due(
             self.state.step, before=self._seconds_before, after=self.state.seconds
         )
 
@@ -272,7 +272,7 @@ class TrainingRun:
             self.ranks.assert_equal({"parameters": parameters})
         values, line = self.progress.report()
         self.record(**values)
-        self.log(f"{self.state.outlook(self.settings.training)}  {line}")
+        self.log(f"{self.state.outlook(self.training)}  {line}")
 
     @contextmanager
     def saving_after_errors(self, adam: Optimizer) -> Iterator[None]:
@@ -306,7 +306,7 @@ class TrainingRun:
         path = self.directory.checkpoint(self.state.step)
         self.save_as(path, self.state, adam)
         if self.writes:
-            self.directory.prune(self.settings.training)
+            self.directory.prune(self.training)
 
     def save_as(
         self, path: Path, state: RunState, adam: Optimizer | None = None
@@ -332,14 +332,14 @@ class TrainingRun:
         if self.settings.start and "val" in text and not self.state.best_step:
             self.log(
                 f"worse       no update improved {self.settings.start}, by the "
-                f"validation {self.settings.training.best_by or 'loss'}: try a lower "
+                f"validation {self.training.best_by or 'loss'}: try a lower "
                 "--learning-rate, or other text"
             )
 
     def save_average(self, cost: float) -> None:
         """Write the model that the run ends with; its cost is NaN if unknown."""
         if not math.isnan(cost):
-            by_bleu = self.settings.training.best_by == "bleu"
+            by_bleu = self.training.best_by == "bleu"
             best = {"best_bleu": -cost} if by_bleu else {"best_loss": cost}
             self.progress.change(**best, best_step=self.state.step)
         self.save_as(self.directory.averaged, self.state)
