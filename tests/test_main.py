@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from minitransformer.__main__ import COMMANDS, main
+from support.in_process import rows
 from support.scripts import ROOT, TRAIN, TRANSLATE
 
 if sys.version_info >= (3, 11):
@@ -204,30 +205,25 @@ def test_output_that_cannot_be_written(
 
 
 # Of each command, what is wrong with its flags (2) and with what it reads (1).
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ("average mean none", 1, "found no file"),
-        ("corpora wmt99 x", 2, "argument corpus: invalid choice: 'wmt99'"),
-        ("export float16 none out", 1, "none"),
-        ("parse linearise out penn --split a=9", 2, "a=9: expected more trees, got 1"),
-        ("parse linearise out none", 1, "none"),
-        ("parse score penn none", 1, "none"),
-        ("parse score penn penn --cutof 3", 2, "unrecognized argument --cutof"),
-        ("plot none", 1, "expected a run directory, found no none/metrics.jsonl"),
-        ("plot x -o x.pdf", 2, "expected .png or .svg, got x.pdf"),
-        ("split penn out --source a --target b", 1, "expected source TAB target"),
-        (
-            "split pairs out --source a --target b",
-            1,
-            "--val and --test: expected more than 4,000 different source sentences, "
-            "got 2",
-        ),
-        ("split pairs out --source a --target a", 2, "expected two different endings"),
-        ("train --steps 0", 2, "argument --steps: expected at least 1"),
-        ("translate --model none x", 1, "none"),
-    ],
-)
+WRONG = """\
+1 | average mean none | found no file
+2 | corpora wmt99 x | argument corpus: invalid choice: 'wmt99'
+1 | export float16 none out | none
+2 | parse linearise out penn --split a=9 | a=9: expected more trees, got 1
+1 | parse linearise out none | none
+1 | parse score penn none | none
+2 | parse score penn penn --cutof 3 | unrecognized argument --cutof
+1 | plot none | expected a run directory, found no none/metrics.jsonl
+2 | plot x -o x.pdf | expected .png or .svg, got x.pdf
+1 | split penn out --source a --target b | expected source TAB target
+1 | split pairs out --source a --target b | more than 4,000 different source sentences
+2 | split pairs out --source a --target a | expected two different endings
+2 | train --steps 0 | argument --steps: expected at least 1
+1 | translate --model none x | none
+"""
+
+
+@pytest.mark.parametrize(("code", "arguments", "message"), rows(WRONG))
 def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "penn").write_text("(TOP (S (NN a)))\n")

@@ -23,7 +23,7 @@ from minitransformer.settings.options import UsageError, make_config
 from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.find import find_text
 from minitransformer.training import distributed
-from support.in_process import run_main
+from support.in_process import rows, run_main
 
 
 def parse(*flags):
@@ -32,59 +32,56 @@ def parse(*flags):
 
 # The command line
 
-NEW_ONLY = "--run, --config, --from, --vocabulary and --dry-run are for a new"
-ALONE = "--dry-run runs in one process: leave out --ranks and --gpus"
+# The exit code, the flags, and what the last line of the error says.
+WRONG = """\
+2 | --resume x --run y | --vocabulary and --dry-run are for a new
+2 | --resume x --config tiny | --vocabulary and --dry-run are for a new
+2 | --resume x --dry-run | --vocabulary and --dry-run are for a new
+2 | --resume x --from y | --vocabulary and --dry-run are for a new
+2 | --resume --dry-run | --vocabulary and --dry-run are for a new
+2 | --ranks 2 --device cuda | --ranks starts processes on CPUs
+2 | --gpus 2 | --gpus expects --device cuda, got cpu
+2 | --gpus 2 --device cuda:1 | --gpus expects --device cuda, got cuda:1
+2 | --eager | --eager does nothing with --device cpu
+2 | --dry-run --ranks 2 | in one process: leave out --ranks and --gpus
+2 | --dry-run --gpus 2 --device cuda | in one process: leave out --ranks and --gpus
+2 | --ranks 0 | --ranks: expected a whole number of at least 1
+2 | --threads 0 | --threads: expected a whole number of at least 1
+2 | --dropout none | --dropout: expected a number, got 'none'
+2 | --nbest 2 | unrecognized argument --nbest
+2 | --thread=2 | unrecognized argument --thread; did you mean --threads?
+2 | --d-model 15 | d_model: expected an even number, got 15
+2 | --dropout 1 | argument --dropout: expected below 1, got 1.0
+2 | --steps 0 | --steps: expected at least 1, got 0
+2 | --encoder-layers 999999999999 | a model of less than 2^40 parameters
+2 | --config huge | --config
+2 | --source en | --source and --target need --data
+2 | --data a b --source en --target de | unrecognized argument b
+2 | --data . | --data expects --source and --target
+2 | --data . --source en --target en | expected two languages, got en for
+1 | --data none --source en --target de | a folder of text, found none
+1 | --data . --source en --target de | expected train.en and train.de
+2 | --train-source a | expected --train-source and --train-target
+2 | --val-source a | expected --train-source and --train-target
+1 | --train-source a --train-target b | found none at
+2 | --train-source t --train-target u --test-target t | --test-source and -
+2 | --train-source t --train-target u --data . | do not go with file names
+2 | --train-source t --train-target t | two files, or a .tmx
+2 | --train-source t.tmx --train-target t.tmx | two files, or a .tmx
+1 | --train-source t --train-target ./t | expected a target, got the source
+2 | --best-by bleu --validate-bleu 0 | expects --validate-bleu above 0, got
+2 | --train-source t --train-target u --best-by loss | expects validation
+1 | --resume nowhere | expected a run directory, found no nowhere
+1 | --resume | expected a training run in
+2 | --max-positions 99 | --max-positions; did you mean --config?
+2 | --beam 0 | --beam: expected at least 1, got 0
+2 | --device cpu --precision fp16 | fp32 or bf16 with --device cpu
+2 | --device tpu | --device: expected cpu, cuda or cuda:N, got 'tpu'
+1 | --ranks 2 --data no --source en --target de | expected a folder
+"""
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
-        ("--resume x --run y", 2, NEW_ONLY),
-        ("--resume x --config tiny", 2, NEW_ONLY),
-        ("--resume x --dry-run", 2, NEW_ONLY),
-        ("--resume x --from y", 2, NEW_ONLY),
-        ("--resume --dry-run", 2, NEW_ONLY),
-        ("--ranks 2 --device cuda", 2, "--ranks starts processes on CPUs"),
-        ("--gpus 2", 2, "--gpus expects --device cuda, got cpu"),
-        ("--gpus 2 --device cuda:1", 2, "--gpus expects --device cuda, got cuda:1"),
-        ("--eager", 2, "--eager does nothing with --device cpu"),
-        ("--dry-run --ranks 2", 2, ALONE),
-        ("--dry-run --gpus 2 --device cuda", 2, ALONE),
-        ("--ranks 0", 2, "--ranks: expected a whole number of at least 1"),
-        ("--threads 0", 2, "--threads: expected a whole number of at least 1"),
-        ("--dropout none", 2, "--dropout: expected a number, got 'none'"),
-        ("--nbest 2", 2, "unrecognized argument --nbest"),
-        ("--thread=2", 2, "unrecognized argument --thread; did you mean --threads?"),
-        ("--d-model 15", 2, "d_model: expected an even number, got 15"),
-        ("--dropout 1", 2, "argument --dropout: expected below 1, got 1.0"),
-        ("--steps 0", 2, "--steps: expected at least 1, got 0"),
-        ("--encoder-layers 999999999999", 2, "a model of less than 2^40 parameters"),
-        ("--config huge", 2, "--config"),
-        ("--source en", 2, "--source and --target need --data"),
-        ("--data a b --source en --target de", 2, "unrecognized argument b"),
-        ("--data .", 2, "--data expects --source and --target"),
-        ("--data . --source en --target en", 2, "expected two languages, got en for"),
-        ("--data none --source en --target de", 1, "a folder of text, found none"),
-        ("--data . --source en --target de", 1, "expected train.en and train.de"),
-        ("--train-source a", 2, "expected --train-source and --train-target"),
-        ("--val-source a", 2, "expected --train-source and --train-target"),
-        ("--train-source a --train-target b", 1, "found none at"),
-        ("--train-source t --train-target u --test-target t", 2, "--test-source and -"),
-        ("--train-source t --train-target u --data .", 2, "do not go with file names"),
-        ("--train-source t --train-target t", 2, "two files, or a .tmx"),
-        ("--train-source t.tmx --train-target t.tmx", 2, "two files, or a .tmx"),
-        ("--train-source t --train-target ./t", 1, "expected a target, got the source"),
-        ("--best-by bleu --validate-bleu 0", 2, "expects --validate-bleu above 0, got"),
-        ("--train-source t --train-target u --best-by loss", 2, "expects validation"),
-        ("--resume nowhere", 1, "expected a run directory, found no nowhere"),
-        ("--resume", 1, "expected a training run in"),
-        ("--max-positions 99", 2, "--max-positions; did you mean --config?"),
-        ("--beam 0", 2, "--beam: expected at least 1, got 0"),
-        ("--device cpu --precision fp16", 2, "fp32 or bf16 with --device cpu"),
-        ("--device tpu", 2, "--device: expected cpu, cuda or cuda:N, got 'tpu'"),
-        ("--ranks 2 --data no --source en --target de", 1, "expected a folder"),
-    ],
-)
+@pytest.mark.parametrize(("code", "flags", "message"), rows(WRONG))
 def test_bad_arguments_get_one_line(place, flags, code, message):
     for name in ("t", "u"):
         (place / name).write_text("a b c\n")

@@ -13,7 +13,7 @@ import pytest
 
 import translate
 from minitransformer.runs import checkpoint, models
-from support.in_process import run_translate
+from support.in_process import rows, run_translate
 from support.models import CAT_LINES, save_small_model, save_small_run
 from support.scripts import ROOT, SHORT, TRANSLATE
 
@@ -190,41 +190,42 @@ def test_a_closed_pipe_ends_quietly(model_path, tmp_path):
     assert result.stdout.count(b"\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
-        ("--model none x", 1, "none: expected a run, a checkpoint or a shipped model"),
-        ("x", 1, "en-de: expected a run, a checkpoint or a shipped model"),
-        ("--model MODEL --nbest 5 x", 2, "nbest: expected at most the beam (4), got 5"),
-        ("--model MODEL --threads 0 x", 2, "--threads: expected a whole number of at "),
-        ("--model MODEL --compound-split de x", 2, "nothing without --reference"),
-        ("--attention x.html", 2, "--attention expects one sentence, got 0"),
-        ("--reference one --json x", 2, "--json and --alignment expect --output"),
-        ("--model MODEL --reference one --compare two x", 1, "many lines to compare"),
-        ("--model MODEL --compare one x", 2, "--compare does nothing without --ref"),
-        ("--model MODEL --attention x.txt x", 2, "--attention: expected .html, got"),
-        ("--model none --input two --prefix one", 1, "in one as in two, got 1 and 2"),
-        ("x --serve", 2, "--serve gets its text from the page"),
-        ("--serve --nbest 2", 2, "--nbest does nothing with --serve"),
-        ("--api-key x", 2, "--api-key does nothing without --serve"),
-        ("--serve --api-key=", 2, "--api-key: expected a key, got an empty one"),
-        ("--serve --api-key x --no-api-key", 2, "--api-key does nothing with --no-a"),
-        ("--serve 70000", 2, "--serve: expected a port of at most 65535, got 70000"),
-        ("--model MODEL --serve 8 --host no.host.", 1, "cannot serve at no.host., por"),
-        ("--model MODEL --output . x", 2, ".: expected a file, or a new or an empty"),
-        ("--reference one --nbest 2 x", 2, "--reference compares one translation a"),
-        ("--model MODEL --input bad x", 2, "expected sentences or --input, got both"),
-        ("--sample --temperature 0 x", 2, "expected at least 0.01, got 0.0"),
-        ("--model MODEL --input bad", 1, "bad, line 2: expected UTF-8"),
-        ("--model MODEL --reference two x", 1, "as many references as translations"),
-        ("--model MODEL --score two x", 1, "each source line, got more than 1"),
-        ("--model MODEL --output no/where x", 1, "no/where: No such file"),
-        ("--model bad x", 1, "bad: not a usable checkpoint"),
-        ("--model MODEL --device cuda:x x", 2, "expected cpu, cuda or cuda:N"),
-        ("--model MODEL --precision fp16 x", 2, "fp32 or bf16 with"),
-        ("--model LEARNED --split never --input long", 1, "at most 5 word pieces"),
-    ],
-)
+# The exit code, the flags, and what the last line of the error says.
+WRONG = """\
+1 | --model none x | none: expected a run, a checkpoint or a shipped model
+1 | x | en-de: expected a run, a checkpoint or a shipped model
+2 | --model MODEL --nbest 5 x | nbest: expected at most the beam (4), got 5
+2 | --model MODEL --threads 0 x | --threads: expected a whole number of at
+2 | --model MODEL --compound-split de x | nothing without --reference
+2 | --attention x.html | --attention expects one sentence, got 0
+2 | --reference one --json x | --json and --alignment expect --output
+1 | --model MODEL --reference one --compare two x | many lines to compare
+2 | --model MODEL --compare one x | --compare does nothing without --ref
+2 | --model MODEL --attention x.txt x | --attention: expected .html, got
+1 | --model none --input two --prefix one | in one as in two, got 1 and 2
+2 | x --serve | --serve gets its text from the page
+2 | --serve --nbest 2 | --nbest does nothing with --serve
+2 | --api-key x | --api-key does nothing without --serve
+2 | --serve --api-key= | --api-key: expected a key, got an empty one
+2 | --serve --api-key x --no-api-key | --api-key does nothing with --no-a
+2 | --serve 70000 | --serve: expected a port of at most 65535, got 70000
+1 | --model MODEL --serve 8 --host no.host. | cannot serve at no.host., por
+2 | --model MODEL --output . x | .: expected a file, or a new or an empty
+2 | --reference one --nbest 2 x | --reference compares one translation a
+2 | --model MODEL --input bad x | expected sentences or --input, got both
+2 | --sample --temperature 0 x | expected at least 0.01, got 0.0
+1 | --model MODEL --input bad | bad, line 2: expected UTF-8
+1 | --model MODEL --reference two x | as many references as translations
+1 | --model MODEL --score two x | each source line, got more than 1
+1 | --model MODEL --output no/where x | no/where: No such file
+1 | --model bad x | bad: not a usable checkpoint
+2 | --model MODEL --device cuda:x x | expected cpu, cuda or cuda:N
+2 | --model MODEL --precision fp16 x | fp32 or bf16 with
+1 | --model LEARNED --split never --input long | at most 5 word pieces
+"""
+
+
+@pytest.mark.parametrize(("code", "flags", "message"), rows(WRONG))
 def test_bad_input_gets_one_line(
     model_path, tmp_path, monkeypatch, flags, code, message
 ):

@@ -38,3 +38,9 @@ def run_main(main, *flags):
         stream.flush()
         texts.append(stream.buffer.getvalue().decode())
     return code, *texts
+
+
+def rows(table):
+    """Return the rows of a table in text, whose cells a bar divides; numbers as such."""
+    cells = (line.split(" | ") for line in table.splitlines())
+    return [[int(x) if x.isdecimal() else x for x in row] for row in cells]
