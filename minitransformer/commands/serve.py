@@ -45,8 +45,6 @@ MAX_BODY = 65_536  # bytes: room for the longest text in any notation
 MAX_FILE = 1 << 20  # bytes of a body with a file
 REQUEST_TIMEOUT = 10  # seconds until a request must be complete
 MAX_INCOMPLETE = 100  # connections whose request is not complete
-ACCEPTED_AT_ONCE = 32  # connections, before what others send is read
-BACKLOG = 2048  # connections that the system keeps until their turn
 
 HEADERS = {
     "Server": f"minitransformer/{VERSION}",
@@ -305,9 +303,7 @@ class Server(uvicorn.Server):
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self.socket = socket.create_server(
-                (host, port), family=family, backlog=BACKLOG
-            )
+            self.socket = socket.create_server((host, port), family=family)
         except (OSError, UnicodeError) as error:  # a name may be no possible host
             reason = getattr(error, "strerror", None) or error
             raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
@@ -328,7 +324,6 @@ class Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             headers=[*HEADERS.items()],
-            backlog=ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)
@@ -339,10 +334,6 @@ class Server(uvicorn.Server):
         host, port = self.socket.getsockname()[:2]
         query = f"?api_key={quote(self.api_key)}" if self.api_key else ""
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/{query}"
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.socket.listen(BACKLOG)  # uvicorn has set it to what is accepted at once
 
     def serve_forever(self) -> None:
         """Answer requests until `should_exit`, or Ctrl-C in the main thread."""
