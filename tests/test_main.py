@@ -233,7 +233,9 @@ def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, ca
     except SystemExit as ended:
         found = ended.code
     [line] = capfd.readouterr().err.splitlines()
-    assert (found, ": error: " in line, message in line) == (code, True, True), line
+    assert (found, ": error: " in line, message in line) == (int(code), True, True), (
+        line
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"penn", "pairs"}
 
 

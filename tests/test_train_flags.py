@@ -89,7 +89,7 @@ def test_bad_arguments_get_one_line(place, flags, code, message):
         flags += " --train-source t --train-target u --val-source t --val-target u"
     found, _, error = run_main(train.main, *flags.split())
     last = error.splitlines()[-1]
-    assert (found, message in last) == (code, True), error
+    assert (found, message in last) == (int(code), True), error
     assert last.startswith("train.py: error: ")
     assert "Traceback" not in error
     assert not list(place.glob("runs/*"))

@@ -241,7 +241,7 @@ def test_bad_input_gets_one_line(
         )
         flags = flags.replace("LEARNED", "learned.safetensors")
     found, _, error = run_translate(*flags.replace("MODEL", model_path).split())
-    assert (found, message in error) == (code, True), error
+    assert (found, message in error) == (int(code), True), error
     last = error.rstrip("\n").split("\n")[-1]
     assert last.startswith("translate.py: error: ")
 

@@ -4,7 +4,7 @@ import pytest
 
 from minitransformer.commands import mix
 from minitransformer.text.find import find_splits
-from support.in_process import run_main
+from support.in_process import rows, run_main
 
 TEXTS = {
     "a/train.en": "one\n\ntwo\n",
@@ -60,20 +60,21 @@ def test_one_folder_stands_for_both_directions(place):
     assert pairs == [*zip(english, german), *zip(german, english)]  # noqa: B905
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ("both a b --source en --target de fr xx", 2, "CORPUS: expected 1 or 3, one"),
-        ("both a --source en --target de --repeat 0", 2, "--repeat"),
-        ("both a --source en --target en", 2, "expected two languages, got en for"),
-        ("both a gone --source en --target de", 1, "text, found none at gone"),
-        ("both a b --source en --target de", 1, "expected train.de beside b/train.en"),
-        ("a b --source en --target fr", 2, "a: expected a file, or a new or an empty"),
-    ],
-)
+# The exit code, the arguments, and what the error says.
+WRONG = """\
+2 | both a b --source en --target de fr xx | CORPUS: expected 1 or 3, one
+2 | both a --source en --target de --repeat 0 | --repeat
+2 | both a --source en --target en | expected two languages, got en for
+1 | both a gone --source en --target de | text, found none at gone
+1 | both a b --source en --target de | expected train.de beside b/train.en
+2 | a b --source en --target fr | a: expected a file, or a new or an empty
+"""
+
+
+@pytest.mark.parametrize(("code", "arguments", "message"), rows(WRONG))
 def test_what_cannot_be_mixed_is_refused(place, arguments, code, message):
     before = sorted(place.rglob("*"))
-    error = run(*arguments.split(), code=code)
+    error = run(*arguments.split(), code=int(code))
     assert message in error
     assert error.count("\n") == 1
     assert sorted(place.rglob("*")) == before

@@ -41,6 +41,5 @@ def run_main(main, *flags):
 
 
 def rows(table):
-    """Return the rows of a table in text, whose cells a bar divides; numbers as such."""
-    cells = (line.split(" | ") for line in table.splitlines())
-    return [[int(x) if x.isdecimal() else x for x in row] for row in cells]
+    """Return the rows of a table in text, whose cells a bar divides."""
+    return [line.split(" | ") for line in table.splitlines()]

@@ -16,7 +16,7 @@ from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Segment, Translator
-from support.in_process import run_translate
+from support.in_process import rows, run_translate
 from support.models import small_model
 
 ROWS = [
@@ -176,23 +176,24 @@ def test_what_is_copied_stays_whatever_a_model_writes(write, expected):
     assert ScriptedTranslator(write).texts(LINE) == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "written", "expected"),
-    [
-        ("In 2004", "Im Jahr 2.004", "Im Jahr 2.004"),
-        ("In 2004", "zweitausendvier", "zweitausendvier 2004"),
-        ("In 2004", "2005", "2004"),
-        ("In 2004", "20 04", "20 04 2004"),
-        ("In 2004", "2004|2005", "2004|2004"),
-        ("In 1,350.5", "1.530,5", "1.350,5"),
-        ("At 3:5", "3:55", "3:5"),
-        ("In 12", "zwölf", "zwölf"),
-        ("In 12", "13", "12"),
-        ("In 3 of 45", "drei von 54", "drei von 45"),
-        ("It is -5 here", "kalt", "kalt -5"),
-        ("At 3 p.m.", "um 15 Uhr", "um 15 Uhr"),
-    ],
-)
+# A line, what a model writes, and what is made of it.
+NUMBERS = """\
+In 2004 | Im Jahr 2.004 | Im Jahr 2.004
+In 2004 | zweitausendvier | zweitausendvier 2004
+In 2004 | 2005 | 2004
+In 2004 | 20 04 | 20 04 2004
+In 2004 | 2004|2005 | 2004|2004
+In 1,350.5 | 1.530,5 | 1.350,5
+At 3:5 | 3:55 | 3:5
+In 12 | zwölf | zwölf
+In 12 | 13 | 12
+In 3 of 45 | drei von 54 | drei von 45
+It is -5 here | kalt | kalt -5
+At 3 p.m. | um 15 Uhr | um 15 Uhr
+"""
+
+
+@pytest.mark.parametrize(("line", "written", "expected"), rows(NUMBERS))
 def test_a_number_is_repaired_or_placed_by_the_alignment(line, written, expected):
     links = (0, 0), (1, 0)
     assert ScriptedTranslator(lambda text: written, links).texts(line) == expected
