@@ -33,16 +33,18 @@ class ReferenceTransformer:
     `config` has the numbers of layers and heads, and r of restricted self-attention
     (section 4). `dropout` has for each site what its elements are multiplied by, 0 or
     1 / (1 - P_drop); a site that is not named has no dropout. `rounded` replaces both
-    factors of each product with a matrix of parameters. `kink` is how near the input of
-    a ReLU came to 0, where its derivative leaps, and `flat` how many times LayerNorm
-    met equal numbers, where its derivative is up to 1,000.
+    factors of each product with a matrix of parameters, and `stored` each array that a
+    GPU stores. `kink` is how near the input of a ReLU came to 0, where its derivative
+    leaps, and `flat` how many times LayerNorm met equal numbers, where its derivative
+    is up to 1,000.
     """
 
-    def __init__(self, config, parameters, dropout=None, rounded=None):
+    def __init__(self, config, parameters, dropout=None, rounded=None, stored=None):
         self.config = config
         self.parameters = parameters
         self.dropout = dropout or {}
         self.rounded = rounded or (lambda x, matrix: (x, matrix))
+        self.stored = stored or (lambda x: x)
         self.kink, self.flat = math.inf, 0
 
     def drop(self, x, site):
@@ -62,12 +64,12 @@ class ReferenceTransformer:
             positions = sinusoids(length, width)
         positions = positions[..., None, :length, :]  # the same for each sentence
         embedded = table[..., ids, :] * math.sqrt(width) + positions
-        return self.drop(embedded, f"{side}.embedding")
+        return self.stored(self.drop(embedded, f"{side}.embedding"))
 
     def linear(self, x, weight, bias=None):
         """x W + b. Shapes: x [..., B, T, D], weight [..., D, E], bias [..., E]"""
         out = self.product(x, self.parameters[weight])
-        return out if bias is None else out + self.vector(bias)
+        return self.stored(out if bias is None else out + self.vector(bias))
 
     def product(self, x, matrix):
         """Shapes: x [..., B, T, D], matrix [..., D, E] -> [..., B, T, E]"""
@@ -90,8 +92,8 @@ class ReferenceTransformer:
         highest = np.where(mask, scores.real, -np.inf).max(axis=-1, keepdims=True)
         weights = np.exp((scores - highest) * mask) * mask
         weights = weights / weights.sum(axis=-1, keepdims=True)  # a softmax
-        weights = self.drop(weights, f"{name}.weights")
-        heads = np.einsum("...bhts,...bshd->...bthd", weights, v)
+        weights = self.stored(self.drop(weights, f"{name}.weights"))
+        heads = self.stored(np.einsum("...bhts,...bshd->...bthd", weights, v))
         side_by_side = heads.reshape(*heads.shape[:-2], -1)  # [..., B, T, H d_v]
         return self.linear(side_by_side, f"{name}.output")
 
@@ -104,12 +106,12 @@ class ReferenceTransformer:
 
     def add_and_norm(self, name, x, output):
         """LayerNorm(x + Dropout(output)), around each sub-layer `name` (3.1, 5.4)"""
-        total = x + self.drop(output, name)
+        total = self.stored(x + self.drop(output, name))
         centred = total - total.mean(axis=-1, keepdims=True)
         variance = (centred**2).mean(axis=-1, keepdims=True)
         self.flat += variance.real.min() < 1e-5
         gain, bias = (self.vector(f"{name}_norm.{part}") for part in ("gain", "bias"))
-        return centred / np.sqrt(variance + 1e-6) * gain + bias
+        return self.stored(centred / np.sqrt(variance + 1e-6) * gain + bias)
 
     def attention_sublayer(self, name, x, memory, mask):
         return self.add_and_norm(name, x, self.attention(name, x, memory, mask))
@@ -146,7 +148,7 @@ class ReferenceTransformer:
             x = self.attention_sublayer(f"{name}.cross_attention", x, memory, is_token)
             x = self.feed_forward_sublayer(f"{name}.feed_forward", x)
         table = self.parameters["embedding.table"]  # the same matrix (3.4)
-        return self.product(x, table.swapaxes(-1, -2))
+        return self.stored(self.product(x, table.swapaxes(-1, -2)))
 
     def loss(self, source, target, label_smoothing):
         """Cross-entropy with smoothed labels, summed over target tokens (5.4).
