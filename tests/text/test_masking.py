@@ -9,6 +9,7 @@ from minitransformer.text.glossary import Glossary
 from minitransformer.text.masking import SYMBOLS, Mask, hide, named
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.slots import put_slots
+from support.in_process import rows
 
 
 def outputs(line, mask=None):
@@ -34,30 +35,33 @@ def test_prose_has_nothing_to_copy(line):
     assert outputs(line) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "slots"),
-    [
-        ("At 5pm it weighs 5kg, 2bn euros.", "5pm 5kg 2bn"),
-        ("See $x, #{y}, @z@, $(a b), %s, <%= n %>!", "$x #{y} @z@ $(a|b) %s <%=|n|%>"),
-        ("Say {n, plural, one {a} other {b}}.", "{n,|plural,|one|{a}|other|{b}}"),
-        ("Use `a b`, f(x), C++, C#, .NET and a_b.", "`a|b` f(x) C++ C# .NET a_b"),
-        ("**very** good *not* bad [He left.] ~~old~~", "** ** * * [ ]|~~ ~~"),
-        ("# A house", "#"),
-        ("- the item - and a dash", "-"),
-        ("I am :) and :-( and :smile: here", ":) :-( :smile:"),
-        ("Version 3.11, section 2.5 and 1.2.3 are", "3.11 2.5 1.2.3"),
-        ("See (https://a.b/c_(d)), or a.b/c?d=e.", "https://a.b/c_(d) a.b/c?d=e"),
-        ("Is it 2024-01-15 or 12/24/2024?", "2024-01-15 12/24/2024"),
-        ("Call +49 30 1234567 or 0176 12345678 now.", "+49|30|1234567 0176|12345678"),
-        ("2 + 2 = 4", "2|+|2|=|4"),
-        ("a = b", "a|=|b"),
-        ("1 2 3", "1|2|3"),
-        ("...", "..."),
-        ("H2O and CO2 by R&D", "H2O CO2 R&D"),
-        ("<b>A house</b>&nbsp;of x<br/>bricks", "<b> </b>&nbsp; <br/>"),
-        ("a" * 70 + " and me", "a" * 70),
-    ],
-)  # fmt: skip
+# Lines, and their slots: a bar without space around it stands for a space.
+SLOTS = """\
+At 5pm it weighs 5kg, 2bn euros. | 5pm 5kg 2bn
+See $x, #{y}, @z@, $(a b), %s, <%= n %>! | $x #{y} @z@ $(a|b) %s <%=|n|%>
+Say {n, plural, one {a} other {b}}. | {n,|plural,|one|{a}|other|{b}}
+Use `a b`, f(x), C++, C#, .NET and a_b. | `a|b` f(x) C++ C# .NET a_b
+**very** good *not* bad [He left.] ~~old~~ | ** ** * * [ ]|~~ ~~
+# A house | #
+- the item - and a dash | -
+I am :) and :-( and :smile: here | :) :-( :smile:
+Version 3.11, section 2.5 and 1.2.3 are | 3.11 2.5 1.2.3
+See (https://a.b/c_(d)), or a.b/c?d=e. | https://a.b/c_(d) a.b/c?d=e
+Is it 2024-01-15 or 12/24/2024? | 2024-01-15 12/24/2024
+Call +49 30 1234567 or 0176 12345678 now. | +49|30|1234567 0176|12345678
+2 + 2 = 4 | 2|+|2|=|4
+a = b | a|=|b
+1 2 3 | 1|2|3
+... | ...
+H2O and CO2 by R&D | H2O CO2 R&D
+<b>A house</b>&nbsp;of x<br/>bricks | <b> </b>&nbsp; <br/>
+"""
+
+
+LONG = "a" * 70
+
+
+@pytest.mark.parametrize(("line", "slots"), [*rows(SLOTS), (f"{LONG} and me", LONG)])
 def test_what_is_no_prose_is_copied(line, slots):
     assert outputs(line) == [slot.replace("|", " ") for slot in slots.split()]
 
@@ -99,20 +103,22 @@ def test_what_is_hidden_comes_back(line):
         assert put_slots(line, own, read, ()) == line
 
 
+# A line, what is read of it, its translation and alignment, and what is made of them.
+LEFT_OUT = """\
+You 😀, too? | You, too? | Auch du? | 0-1 1-0 | Auch du 😀?
+Come on 😀! | Come on! | Komm! | 0-0 1-0 | Komm 😀!
+Come on! 😀 | Come on! | Komm! | 0-0 1-0 | Komm! 😀
+😀 Come on! |  Come on! | Komm! | 0-0 1-0 | 😀 Komm!
+I <b>do</b> so | I do so | Ja so tu ich | 0-3 1-0 1-2 2-1 | <b>Ja so tu</b> ich
+ab 😀 bc 🎉 cd | ab bc cd | BC AB CD | 0-1 1-0 2-2 | BC AB 😀 🎉 CD
+It is<br/>so | It is so | Es ist so | 0-0 1-1 2-2 | Es ist<br/>so
+See a.txt! | See! | Sieh! | 0-0 | Sieh a.txt!
+"""
+
+
 @pytest.mark.parametrize(
-    ("line", "read", "translation", "links", "expected"),
-    [
-        ("You 😀, too?", "You, too?", "Auch du?", "0-1 1-0", "Auch du 😀?"),
-        ("Come on 😀!", "Come on!", "Komm!", "0-0 1-0", "Komm 😀!"),
-        ("Come on! 😀", "Come on!", "Komm!", "0-0 1-0", "Komm! 😀"),
-        ("😀 Come on!", " Come on!", "Komm!", "0-0 1-0", "😀 Komm!"),
-        ("I <b>do</b> so", "I do so", "Ja so tu ich", "0-3 1-0 1-2 2-1",
-         "<b>Ja so tu</b> ich"),
-        ("ab 😀 bc 🎉 cd", "ab bc cd", "BC AB CD", "0-1 1-0 2-2", "BC AB 😀 🎉 CD"),
-        ("It is<br/>so", "It is so", "Es ist so", "0-0 1-1 2-2", "Es ist<br/>so"),
-        ("See a.txt!", "See!", "Sieh!", "0-0", "Sieh a.txt!"),
-    ],
-)  # fmt: skip
+    ("line", "read", "translation", "links", "expected"), rows(LEFT_OUT)
+)
 def test_what_is_left_out_goes_where_the_words_went(
     line, read, translation, links, expected
 ):
