@@ -45,6 +45,7 @@ MAX_BODY = 65_536  # bytes: room for the longest text in any notation
 MAX_FILE = 1 << 20  # bytes of a body with a file
 REQUEST_TIMEOUT = 10  # seconds until a request must be complete
 MAX_INCOMPLETE = 100  # connections whose request is not complete
+BACKLOG = 2048  # connections that the system keeps until their turn
 
 HEADERS = {
     "Server": f"minitransformer/{VERSION}",
@@ -303,7 +304,9 @@ class Server(uvicorn.Server):
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self.socket = socket.create_server((host, port), family=family)
+            self.socket = socket.create_server(
+                (host, port), family=family, backlog=BACKLOG
+            )
         except (OSError, UnicodeError) as error:  # a name may be no possible host
             reason = getattr(error, "strerror", None) or error
             raise OSError(f"cannot serve at {host}, port {port}: {reason}") from error
