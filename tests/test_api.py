@@ -17,10 +17,16 @@ from support.scripts import ROOT, SHORT
 def test_load_and_translate_equal_the_command(model_path):
     translator = minitransformer.load(model_path, threads=1)
     options = {"max_len_a": 0, "max_len_b": 5}
-    found = minitransformer.translate(translator, CAT_LINES[:3], **options)
-    code, out, _ = run_translate("--model", model_path, *SHORT, *CAT_LINES[:3])
+    lines, prefix = CAT_LINES[:3], ["the", "", "sat"]
+    found = minitransformer.translate(translator, lines, **options)
+    code, out, _ = run_translate("--model", model_path, *SHORT, *lines)
     assert code == 0
     assert found == out.splitlines()
+    drawn = {"sample": True, "seed": 2, **options}
+    found = minitransformer.translate(translator, lines, prefix=prefix, **drawn)
+    config = minitransformer.TranslationConfig(**drawn)
+    assert found == translator.translate(lines, config, prefixes=prefix)
+    assert all(map(str.startswith, found, prefix))
 
 
 def test_models_of_opposite_directions_are_no_ensemble():
@@ -28,20 +34,6 @@ def test_models_of_opposite_directions_are_no_ensemble():
         minitransformer.load("en-de", "de-en")
     code, _, error = run_translate("--model", "de-en", "--model", "en-de", "Hello.")
     assert (code > 0, error.count("\n")) == (True, 1)
-
-
-def test_prefixes_and_samples(model_path):
-    translator = minitransformer.load(model_path, threads=1)
-    lines, options = CAT_LINES[:3], {"max_len_a": 0, "max_len_b": 5}
-    prefixes = ["the", "", "sat"]
-    found = minitransformer.translate(translator, lines, prefix=prefixes, **options)
-    plain = minitransformer.translate(translator, lines, **options)
-    assert all(text.startswith(p) for text, p in zip(found, prefixes, strict=True))
-    assert found[1] == plain[1]
-    drawn = minitransformer.translate(translator, lines, sample=True, seed=2, **options)
-    config = minitransformer.TranslationConfig(sample=True, seed=2, nbest=7, **options)
-    several = translator.hypotheses(lines, config)
-    assert drawn == [samples[0].text for samples in several]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from minitransformer.settings.config import EOS_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.sampling import (
     Draws,
-    SamplingDecoder,
 )
 from support.closeness import assert_close
 from support.in_process import run_translate
@@ -115,20 +114,6 @@ def test_samples_depend_on_the_line_alone(translator, top_p):
     assert tokens_of(translator, lines, replace(config, seed=1)) == together
     for seed in (0, 2):
         assert tokens_of(translator, lines, replace(config, seed=seed)) != together
-
-
-def test_samples_that_end_leave_the_others_their_draws():
-    table, config = random_log_probs(3), TranslationConfig(sample=True)
-
-    def samples(sentences):
-        keys = [(1, sentence) for sentence in sentences]
-        decoder = SamplingDecoder(ScriptedDecoder(table, sentences), config, keys)
-        found = search_to_the_end(decoder, [9] * len(sentences), 1, 0.0, 1)
-        return [best.tokens for [best] in found]
-
-    together = samples(range(8))
-    assert len(set(map(len, together))) > 3
-    assert [samples([sentence])[0] for sentence in range(8)] == together
 
 
 def load_with(translator, **changes):
