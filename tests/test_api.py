@@ -69,13 +69,12 @@ def test_wrong_arguments_are_refused(model_path, lines, options, message):
         minitransformer.translate(minitransformer.load(model_path), lines, **options)
 
 
-@pytest.mark.parametrize("method", ["score", "align"])
 @pytest.mark.parametrize(("lines", "others"), [("a", ""), ("a", "ab"), ("ab", "a")])
-def test_each_line_needs_a_translation(model_path, method, lines, others):
+def test_each_line_needs_a_translation(model_path, lines, others):
     translator = minitransformer.load(model_path)
     message = f"translations for {len(lines)} lines, got {len(others)}"
     with pytest.raises(ValueError, match=message):
-        getattr(translator, method)([*lines], [*others], translator.decoding)
+        translator.score([*lines], [*others], translator.decoding)
 
 
 def test_every_public_name_is_there():
@@ -109,10 +108,10 @@ def test_the_version_is_the_same_everywhere():
         assert re.findall(pattern, text, re.MULTILINE) == [minitransformer.__version__]
 
 
-@pytest.mark.parametrize("method", ["translate", "hypotheses", "score", "align"])
+@pytest.mark.parametrize("method", ["translate", "hypotheses", "score"])
 def test_one_string_is_no_list_of_lines(model_path, method):
     translator = minitransformer.load(model_path, threads=1)
-    others = ["the cat"] if method in ("score", "align") else []
+    others = ["the cat"] if method == "score" else []
     with pytest.raises(ValueError, match="expected a list of lines, got 'the"):
         getattr(translator, method)("the cat", *others, translator.decoding)
 
