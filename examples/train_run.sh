@@ -9,9 +9,9 @@ train_run() {
   grep -qs '"ended"' "$run/metrics.jsonl" && return
   if compgen -G "$run/step-*.safetensors" >/dev/null; then
     # shellcheck disable=SC2086
-    python train.py --resume "$run" $cores
+    "${PYTHON:-python}" train.py --resume "$run" $cores
   else
     # shellcheck disable=SC2086
-    python train.py --run "$run" "$@" $cores ${FLAGS:-}
+    "${PYTHON:-python}" train.py --run "$run" "$@" $cores ${FLAGS:-}
   fi
 }

@@ -9,11 +9,21 @@ Rush, 2016, section 3.3), here by chrF.
 
 import argparse
 import itertools
+import multiprocessing
 from pathlib import Path
 
 from sacrebleu.metrics import CHRF
 
 from minitransformer.text.lines import read_lines
+
+METRIC = CHRF()
+
+
+def nearest(case: tuple[list[str], str]) -> str:
+    """Return the text that is nearest to the reference."""
+    texts, reference = case
+    scores = (METRIC.sentence_score(x, [reference]).score for x in texts)
+    return max(zip(scores, texts, strict=True))[1]
 
 
 def main() -> None:
@@ -21,12 +31,13 @@ def main() -> None:
     parser.add_argument("nbest", type=Path, help="lines of translate.py --nbest")
     parser.add_argument("references", type=Path)
     args = parser.parse_args()
-    chrf = CHRF()
     rows = (line.split(" ||| ") for line in read_lines(args.nbest))
     groups = itertools.groupby(rows, key=lambda row: row[0])
-    for (_, best), reference in zip(groups, read_lines(args.references), strict=True):
-        texts = [" ||| ".join(row[1:-1]) for row in best]
-        print(max(texts, key=lambda x: chrf.sentence_score(x, [reference]).score))
+    texts = ([" ||| ".join(row[1:-1]) for row in best] for _, best in groups)
+    cases = zip(texts, read_lines(args.references), strict=True)
+    with multiprocessing.Pool() as pool:
+        for line in pool.imap(nearest, cases, chunksize=500):
+            print(line)
 
 
 if __name__ == "__main__":
