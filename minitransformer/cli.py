@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -132,15 +132,6 @@ class Parser(CommandParser):
             version=package_version(),
             help=argparse.SUPPRESS,  # each command has it, and none needs to say so
         )
-
-    def run(
-        self,
-        arguments: Sequence[str],
-        work: Callable[[argparse.Namespace], int | None],
-    ) -> int:
-        """Do the work that arguments ask for, and return the exit code."""
-        args = self.parse_args(arguments)
-        return exit_code(self.prog, lambda: work(args))
 
     def format_help(self) -> str:
         """Return the help without the flags that are not usual."""

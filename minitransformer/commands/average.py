@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from minitransformer.cli import Parser, positive
+from minitransformer.cli import positive
+from minitransformer.commands import Command
 from minitransformer.runs.checkpoint import save
-from minitransformer.runs.outputs import check_output
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.options import UsageError
 from minitransformer.text.pairs import file_digest
@@ -44,14 +44,13 @@ def select_checkpoints(paths: Sequence[Path], last: int | None) -> list[Path]:
 
 def average(args: argparse.Namespace) -> None:
     """Write the mean of checkpoints, and name them."""
-    check_output(args.output, args)
     paths = select_checkpoints(args.inputs, args.last)
     save(args.output, mean_of(paths))
     print(f"wrote {args.output}: the mean of {', '.join(p.name for p in paths)}")
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer average",
         "Average the last checkpoints of a run, or several files (section 6.1).",
         (

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from minitransformer.cli import Parser
+from minitransformer.commands import Command
 from minitransformer.settings import VERSION
 from minitransformer.system.files import atomic_write
 
@@ -232,7 +232,7 @@ def _name(url: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer corpora",
         "Download a public corpus, verify it, and write files for train.py --data.",
         ("minitransformer corpora multi30k data/multi30k",),

@@ -20,7 +20,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import numpy as np
 
 from minitransformer.api import load
-from minitransformer.cli import Parser
+from minitransformer.commands import Command
 from minitransformer.engine.ops import LAYER_NORM_EPSILON
 from minitransformer.model.layers import AddAndNorm, sinusoids
 from minitransformer.model.transformer import DecoderLayer, EncoderLayer, Transformer
@@ -32,7 +32,6 @@ from minitransformer.runs.models import (
     language_codes,
     require_alike,
 )
-from minitransformer.runs.outputs import check_output
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.extras import import_extra
@@ -207,7 +206,6 @@ def export(args: argparse.Namespace) -> None:
     for name in useless.get(args.kind, "quantization languages").split():
         if getattr(args, name):
             raise UsageError(f"--{name} does nothing with {args.kind}")
-    check_output(args.output, args)
     source = find_checkpoint(args.run)
     trained = checkpoint.load(source)
     codes = language_codes(source)
@@ -245,7 +243,7 @@ def export(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer export",
         "Export a trained model in float16 or int8, or for other programs.",
         (

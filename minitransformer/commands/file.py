@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from minitransformer.api import load
-from minitransformer.cli import Parser, add_arguments, add_device, say
+from minitransformer.cli import add_arguments, add_device, say
+from minitransformer.commands import Command
 from minitransformer.runs.models import described, find_checkpoint, language_codes
-from minitransformer.runs.outputs import check_output
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError, flags_of
 from minitransformer.system.files import write_bytes
@@ -265,7 +265,6 @@ def _archive(data: bytes, translate: Translate) -> bytes:
 
 def translate_file(args: argparse.Namespace) -> None:
     """Translate a file, and say how many lines lack something."""
-    check_output(args.output, args, kind="text")
     if args.output.suffix.lower() != args.input.suffix.lower():
         raise UsageError(f"{args.output}: expected the ending of {args.input.name}")
     paths = args.model or [find_checkpoint(None)]
@@ -289,7 +288,7 @@ def translate_file(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer file",
         "Translate a file, whose layout, timing, placeholders and order stay.",
         (
@@ -310,4 +309,4 @@ def main(arguments: Sequence[str]) -> int:
     add("--glossary", type=Path, metavar="FILE", help=terms)
     add_device(parser)
     add_arguments(parser, DecodingConfig)
-    return parser.run(arguments, translate_file)
+    return parser.run(arguments, translate_file, kind="text")

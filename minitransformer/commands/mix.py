@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from minitransformer.cli import Parser, positive
-from minitransformer.runs.outputs import check_output
+from minitransformer.cli import positive
+from minitransformer.commands import Command
 from minitransformer.settings.options import UsageError
 from minitransformer.settings.scripts import as_installed
 from minitransformer.system.files import atomic_folder
@@ -42,7 +42,6 @@ def mix(args: argparse.Namespace) -> None:
     Raises: UsageError if the numbers of values do not fit, ValueError if a corpus has
     no training text.
     """
-    check_output(args.folder, args)
     # A folder, both languages, a number and a tag for each corpus.
     flags = {
         "CORPUS": args.corpora,
@@ -66,17 +65,17 @@ def mix(args: argparse.Namespace) -> None:
             splits.setdefault(split, []).append(tagged(text, times, tag))
     source, target = languages
     sizes = []
-    with atomic_folder(args.folder) as partial:
+    with atomic_folder(args.output) as partial:
         for split, parts in splits.items():
             pairs = itertools.chain.from_iterable(parts)
             files = [partial / f"{split}.{language}.gz" for language in languages]
             sizes.append(f"{write_pairs(pairs, files[0], files[1]):,} {split}")
-    command = f"train.py --data {args.folder} --source {source} --target {target}"
+    command = f"train.py --data {args.output} --source {source} --target {target}"
     print(as_installed(f"{', '.join(sizes)} pairs, for {command}"))
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer mix",
         "Make one corpus of several, with tags and repetitions.",
         (
@@ -88,7 +87,8 @@ def main(arguments: Sequence[str]) -> int:
         "One folder, language, number or tag stands for all corpora.",
     )
     add = parser.add_argument
-    add("folder", type=Path, help="output folder, new or empty")
+    help = "output folder, new or empty"
+    add("output", type=Path, metavar="folder", help=help)
     add("corpora", type=Path, nargs="+", metavar="CORPUS", help="a folder of text")
     for side in ("source", "target"):
         language = f"{side} language, for all corpora or for each"

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from minitransformer.cli import CommandParser, Parser
+from minitransformer.cli import CommandParser
+from minitransformer.commands import Command
 from minitransformer.commands.trees import (
     Leaf,
     Span,
@@ -29,7 +30,6 @@ from minitransformer.commands.trees import (
     spans,
     words,
 )
-from minitransformer.runs.outputs import check_output
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import make_folder, write_bytes
 from minitransformer.text.lines import open_output
@@ -184,7 +184,6 @@ def run(args: argparse.Namespace) -> None:
     if args.command == "linearise":
         linearise(args.folder, args.trees, args.split, args.parts, args.numbered)
     elif args.command == "restore":
-        check_output(args.output, args, kind="text")
         pairs = TextPair(args.sequences, args.words).lines()
         lines = [bracket_tree(restore_tree(tags, text.split())) for tags, text in pairs]
         with open_output(args.output) as out:
@@ -195,7 +194,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer parse",
         "Turn trees into lines of text and back, and score parses (section 6.3).",
         (
@@ -230,4 +229,4 @@ def main(arguments: Sequence[str]) -> int:
     add = command("score", "print labelled recall, precision and F1").add_argument
     add("gold", type=Path, help="reference trees")
     add("trees", type=Path, help="the trees to score")
-    return parser.run(arguments, run)
+    return parser.run(arguments, run, kind="text")

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minitransformer.cli import Parser, printable
+from minitransformer.cli import printable
+from minitransformer.commands import Command
 from minitransformer.runs.outputs import check_output
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.settings.extras import import_extra
@@ -145,7 +146,7 @@ def plot(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer plot",
         "Plot loss, BLEU, learning rate and speed of one run or several.",
         (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from minitransformer.cli import Parser
+from minitransformer.commands import Command
 from minitransformer.runs.models import RUNS, all_runs, described
 from minitransformer.runs.outputs import may_lose
 from minitransformer.runs.run_directory import RunDirectory
@@ -91,7 +91,7 @@ def list_or_delete(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer runs",
         "List training runs with their size, text, updates and BLEU, or delete some.",
         ("minitransformer runs", "minitransformer runs --delete tiny-20261122-011703"),

@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from minitransformer.cli import Parser, positive
-from minitransformer.runs.outputs import check_output
+from minitransformer.cli import positive
+from minitransformer.commands import Command
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import atomic_folder
 from minitransformer.text.bilingual import Pair, read_bilingual
@@ -64,7 +64,6 @@ def split_pairs(
 
 def split(args: argparse.Namespace) -> None:
     """Read the pairs, split them, and write a file for each split and language."""
-    check_output(args.folder, args)
     # Languages are endings of file names.
     languages = args.source, args.target
     plain = {name for name in languages if name and Path(name).name == name}
@@ -85,7 +84,7 @@ def split(args: argparse.Namespace) -> None:
                 f"{args.pairs}: expected {count:,} {name} pairs without a "
                 f"sentence of another split, found {len(splits[name]):,}"
             )
-    with atomic_folder(args.folder) as folder:
+    with atomic_folder(args.output) as folder:
         for name, chosen in splits.items():
             files = [folder / f"{name}.{language}.gz" for language in languages]
             write_pairs(chosen, files[0], files[1])
@@ -100,7 +99,7 @@ def split(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer split",
         "Split a list of sentence pairs into training, validation and test text.",
         (
@@ -114,7 +113,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("pairs", type=Path, help="sentence pairs, plain or .gz")
-    add("folder", type=Path, help="output folder, new or empty")
+    help = "output folder, new or empty"
+    add("output", type=Path, metavar="folder", help=help)
     add("--source", required=True, metavar="LANG", help="ending of the source files")
     add("--target", required=True, metavar="LANG", help="ending of the target files")
     add("--val", type=positive, default=2000, help="validation pairs (default 2000)")

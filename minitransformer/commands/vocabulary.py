@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minitransformer.cli import Parser, positive
-from minitransformer.runs.outputs import check_output
+from minitransformer.cli import positive
+from minitransformer.commands import Command
 from minitransformer.settings.options import UsageError
 from minitransformer.system.files import write_bytes
 from minitransformer.text.clean import clean
@@ -20,7 +20,7 @@ from minitransformer.text.tokenizer import Tokenizer, ended_by_interrupt
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(
+    parser = Command(
         "minitransformer vocabulary",
         "Learn a vocabulary by SentencePiece, for train.py --vocabulary.",
         (
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         "Without options it learns by byte-pair encoding, as train.py does.",
     )
     add = parser.add_argument
-    add("file", type=Path, help="the SentencePiece model to write")
+    add("output", type=Path, help="the SentencePiece model to write")
     add("text", type=Path, nargs="+", help="text of both languages, plain or .gz")
     size = "word pieces; from 1,024 on, the 256 bytes are among them"
     add("--vocab-size", type=positive, required=True, metavar="N", help=size)
@@ -48,7 +48,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def learn(args: argparse.Namespace) -> None:
     """Learn a vocabulary of text, and write it."""
-    check_output(args.file, args)
     # The symbols of the user, and those with which pairs copy, as in training.
     symbols = list(map(clean, args.user_symbols))
     if len(args.text) == 2:
@@ -65,5 +64,5 @@ def learn(args: argparse.Namespace) -> None:
     with ended_by_interrupt():
         cores = os.cpu_count() or 1
         learned = Tokenizer.train(lines, args.vocab_size, cores, **options)
-    write_bytes(args.file, learned.model)
-    print(f"wrote {args.file}: {learned.vocab_size:,} word pieces")
+    write_bytes(args.output, learned.model)
+    print(f"wrote {args.output}: {learned.vocab_size:,} word pieces")
