@@ -126,14 +126,14 @@ found = sorted((str(d.name), d.version) for d in metadata.distributions())
 found = [name for name in found if re.match(wanted, name[0])]
 print("python", platform.python_version(), *(word for pair in found for word in pair))
 '
-  echo "float32 0 bfloat16 0 bfloat16 1 float16 0 float16 1" |
-    xargs -n 2 -P 5 "$python" -c '
+  echo "float32 bfloat16 float16" |
+    xargs -n 1 -P 3 "$python" -c '
 import sys, time
 began = time.monotonic()
 from minitransformer.backends.cuda import device
 device.select_gpu("cuda")
-device.current()._function("dropout", sys.argv[1], sys.argv[2] == "1")
-print("kernels", *sys.argv[1:], f"compiled in {time.monotonic() - began:.1f} s")
+device.current()._function("dropout", sys.argv[1])
+print("kernels", sys.argv[1], f"compiled in {time.monotonic() - began:.1f} s")
 '
 }
 

@@ -51,10 +51,8 @@ def compile_kernels(arch: str, precision: str) -> Compiled:
 
         # From C++ to PTX, as NVRTC does on the machine with the GPU.
         name = (TYPES | TENSOR_CORES)[precision]
-        nvcc = ["nvcc", "-std=c++17", "-ftz=true", "-ptx", f"-arch={arch}"]
-        nvcc.append(f"-DREAL={device.C_TYPES[name]}")
-        if precision in TENSOR_CORES:
-            nvcc.append(f"-DTENSOR_CORES={device.TENSOR_CORE_TYPES[name]}")
+        options = device.compiler_options(name, precision in TENSOR_CORES)
+        nvcc = ["nvcc", *options, "-ftz=true", "-ptx", f"-arch={arch}"]
         strict = ["-Werror", "all-warnings", "-o", str(ptx), str(source)]
         subprocess.run([*nvcc, *strict], check=True)
 

@@ -60,51 +60,20 @@ def attention(
     In decoding, which has no backward pass, the mask may also be numbers of keys, one
     for each sentence or one for all, int32: a sentence attends to its first so many.
     """
-    if (
-        max(q.shape[-1], v.shape[-1]) // num_heads > WIDTHS[-1]
-        or len(q) > MAX_SENTENCES
-    ):
+    xp, head_width = array_module(q), max(q.shape[-1], v.shape[-1]) // num_heads
+    if head_width > WIDTHS[-1] or len(q) > MAX_SENTENCES:
         if _counts_keys(mask):
-            columns = array_module(q).arange(k.shape[1], dtype=np.int32)
-            mask = columns < mask
+            mask = xp.arange(k.shape[1], dtype=np.int32) < mask
         options = {"num_heads": num_heads, "rate": rate, "rng": rng}
         return in_float32(PRIMITIVES["attention"], q, k, v, mask, **options)
-    tensor_cores = q.dtype.itemsize == 2 and device.current().tensor_cores
-    return in_one_kernel(
-        q,
-        k,
-        v,
-        mask,
-        num_heads=num_heads,
-        rate=rate,
-        rng=rng,
-        tensor_cores=tensor_cores,
-    )
-
-
-def in_one_kernel(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    *,
-    num_heads: int,
-    rate: float,
-    rng: PhiloxStream | None,
-    tensor_cores: bool,
-) -> tuple[Array, Vjp]:
-    """Compute attention, and its gradients, by the kernels of `attention.cu`."""
-    xp = array_module(q)
     shape = (len(q), num_heads, q.shape[1], k.shape[1])  # [B, H, T, S]
 
     # A kernel for the width of the heads divides queries and keys into tiles.
-    width, tile = _tile_of(max(q.shape[-1], v.shape[-1]) // num_heads, q.dtype)
+    width, tile = _tile_of(head_width, q.dtype)
     grid = num_heads, len(q), -(-q.shape[1] // tile)
 
     given = _kernel_inputs((q, k, v), mask, shape, draw_mask(shape, rate, rng))
-    launch = functools.partial(
-        device.current().launch, block=TILE_THREADS, tensor_cores=tensor_cores
-    )
+    launch = functools.partial(device.current().launch, block=TILE_THREADS)
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
     statistics = xp.empty((2, *shape[:-1]), np.float32)
     launch(

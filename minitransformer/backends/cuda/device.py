@@ -71,7 +71,7 @@ class Device:
         self.gradients: dict[tuple[int, ...], Array] = {}
         self.sorted_tokens: dict[int, Array] = {}
         self.searches: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model
-        self._modules: dict[tuple[str, bool], Any] = {}
+        self._modules: dict[tuple[str, ...], Any] = {}
         self._functions: dict[tuple[str, Any, bool], Any] = {}
         self._stream: int | None = None
         self._handle = ctypes.c_void_p()
@@ -101,18 +101,15 @@ class Device:
         grid: Any,
         *kernel_args: Any,
         block: Any = THREADS,
-        tensor_cores: bool = False,
     ) -> None:
         """Launch kernel `name`, compiled for activations of `dtype`.
 
-        With `tensor_cores` it is the body that multiplies tiles on these. `grid` and
-        `block` are numbers or tuples of them. The kernel's arguments are arrays, None
-        for a null pointer, int and float for those of C, or NumPy scalars.
+        `grid` and `block` are numbers or tuples of them. The kernel's arguments are
+        arrays, None for a null pointer, int and float for those of C, or NumPy scalars.
         """
-        key = name, dtype, tensor_cores
+        key = name, dtype, self.tensor_cores
         if key not in self._functions:
-            dtype_name = np.dtype(dtype).name
-            self._functions[key] = self._function(name, dtype_name, tensor_cores)
+            self._functions[key] = self._function(name, np.dtype(dtype).name)
         self._functions[key](
             grid if isinstance(grid, tuple) else (grid,),
             block if isinstance(block, tuple) else (block,),
@@ -183,16 +180,13 @@ class Device:
             check(status, "choosing a workspace")
             self._stream = stream
 
-    def _function(self, name: str, dtype: str, tensor_cores: bool) -> Any:
+    def _function(self, name: str, dtype: str) -> Any:
         """Return a kernel; compile all kernels for `dtype` if that is not done yet."""
-        key, options = (dtype, tensor_cores), ["-std=c++17", f"-DREAL={C_TYPES[dtype]}"]
-        if tensor_cores:
-            options.append(f"-DTENSOR_CORES={TENSOR_CORE_TYPES[dtype]}")
-        if key not in self._modules:
-            self._modules[key] = self.xp.RawModule(
-                code=kernel_source(), options=tuple(options)
-            )
-        return self._modules[key].get_function(name)
+        options = compiler_options(dtype, self.tensor_cores)
+        if options not in self._modules:
+            module = self.xp.RawModule(code=kernel_source(), options=options)
+            self._modules[options] = module
+        return self._modules[options].get_function(name)
 
 
 def load_library(xp: ModuleType, name: str) -> Any:
@@ -203,6 +197,17 @@ def load_library(xp: ModuleType, name: str) -> Any:
     major = xp.cuda.runtime.runtimeGetVersion() // 1000
     windows = sys.platform == "win32"
     return ctypes.CDLL(f"{name}64_{major}.dll" if windows else f"lib{name}.so.{major}")
+
+
+def compiler_options(dtype: str, tensor_cores: bool) -> tuple[str, ...]:
+    """Return the options that compile the kernels for activations of a type.
+
+    Tensor cores multiply tiles of 16-bit numbers, if the GPU has them.
+    """
+    options: tuple[str, ...] = ("-std=c++17", f"-DREAL={C_TYPES[dtype]}")
+    if tensor_cores and dtype in TENSOR_CORE_TYPES:
+        options = *options, f"-DTENSOR_CORES={TENSOR_CORE_TYPES[dtype]}"
+    return options
 
 
 def kernel_source() -> str:
@@ -320,14 +325,10 @@ def graph_memory(xp: ModuleType) -> Any:
     return pool
 
 
-def record(
-    stream: Any, work: Callable[[Callable[[], None]], Any]
-) -> tuple[list[Any], Any]:
+def record(stream: Any, work: Callable[[Callable[[], None]], None]) -> list[Any]:
     """Record what `work` launches on `stream` as CUDA graphs, without running it.
 
     `work` takes a function, which ends a graph and begins the next.
-
-    Returns: the graphs, and what `work` returned
 
     Raises: what `work` raised, or the driver: there are many kinds.
     """
@@ -339,12 +340,12 @@ def record(
 
     stream.begin_capture()
     try:
-        result = work(cut)
+        work(cut)
     except BaseException:  # also KeyboardInterrupt: the stream must be usable again
         with contextlib.suppress(Exception):  # only a consequence of the first error
             stream.end_capture()
         raise
-    return [*graphs, stream.end_capture()], result
+    return [*graphs, stream.end_capture()]
 
 
 def num_blocks(threads: int) -> int:

@@ -208,7 +208,7 @@ class SearchSteps:
             if size in self._graphs:
                 return
             try:
-                [self._graphs[size]], _ = device.record(
+                [self._graphs[size]] = device.record(
                     cuda.get_current_stream(), lambda cut: self.compute(size)
                 )
             except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds

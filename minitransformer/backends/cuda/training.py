@@ -323,7 +323,7 @@ class GpuModel(ParallelModel):
 
             compute(note)
 
-        return device.record(self._stream, work)[0], completed
+        return device.record(self._stream, work), completed
 
     def _padded_shape(self, part: Batch) -> tuple[int, int, int]:
         """Return the sentences, source tokens and target tokens to pad a part to."""

@@ -1,9 +1,13 @@
 """Attention in one kernel each way, on shapes that fill its tiles and that do not."""
 
+import sys
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
-from minitransformer.backends.cuda import attention
+from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.attention import attention
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import PRIMITIVES
 from minitransformer.engine.backend import to_host
@@ -48,13 +52,12 @@ def follow(gpu, case, dtype, tensor_cores=False):
     rng = PhiloxStream((5,), gpu.xp)
 
     def attend(*qkv):
-        return attention.in_one_kernel(
-            *qkv, allowed, **options, rng=rng, tensor_cores=tensor_cores
-        )
+        return attention(*qkv, allowed, **options, rng=rng)
 
     given = [gpu.xp.asarray(x) for x in arrays]
     expected = {**options, "rng": HostPhilox((5,))}
-    return compare(attend, given, arrays, mask, dtype, **expected)
+    with patch.object(gpu, "tensor_cores", tensor_cores):
+        return compare(attend, given, arrays, mask, dtype, **expected)
 
 
 def compare(attend, given, arrays, mask, dtype, **options):
@@ -104,6 +107,7 @@ def test_sentences_that_fill_tiles_and_that_do_not(host_gpu, length, width):
 @pytest.mark.parametrize("tensor_cores", [False, True])
 def test_rows_that_do_not_exist_are_not_read(host_gpu, tensor_cores):
     """Beyond the sentences of 12 and 20 tokens lies NaN, of which nothing is seen."""
+    host_gpu.tensor_cores = tensor_cores
     rng, arrays, given = np.random.default_rng(1), [], []
     for length in (12, 20, 20, 12):
         x = np.full((2, 40, 2 * 64), np.nan, np.float16)
@@ -112,9 +116,7 @@ def test_rows_that_do_not_exist_are_not_read(host_gpu, tensor_cores):
         given.append(host_gpu.xp.asarray(x)[:, :length])
 
     def attend(*qkv):
-        return attention.in_one_kernel(
-            *qkv, None, num_heads=2, rate=0.0, rng=None, tensor_cores=tensor_cores
-        )
+        return attention(*qkv, num_heads=2)
 
     compare(attend, given, arrays, None, "float16", num_heads=2)
 
@@ -129,9 +131,7 @@ def test_masks_in_any_layout(host_gpu, shape):
     allowed = xp.asarray(mask).swapaxes(-1, -2)
 
     def attend(*qkv):
-        return attention.in_one_kernel(
-            *qkv, allowed, num_heads=3, rate=0.0, rng=None, tensor_cores=False
-        )
+        return attention(*qkv, allowed, num_heads=3)
 
     given, mask = [*map(xp.asarray, arrays)], mask.swapaxes(-1, -2)
     compare(attend, given, arrays, mask, "float32", num_heads=3)
@@ -144,7 +144,7 @@ def test_heads_wider_than_the_kernels_go_to_the_reference(gpu, dtype):
     allowed, rng = gpu.xp.asarray(mask), PhiloxStream((5,), gpu.xp)
 
     def attend(*qkv):
-        return attention.attention(*qkv, allowed, **options, rng=rng)
+        return attention(*qkv, allowed, **options, rng=rng)
 
     given = [gpu.xp.asarray(x) for x in arrays]
     assert attend(*given[:3])[0].dtype == DTYPES[dtype]
@@ -153,31 +153,27 @@ def test_heads_wider_than_the_kernels_go_to_the_reference(gpu, dtype):
 
 
 def test_more_sentences_than_a_grid_is_wide_go_to_the_reference(host_gpu, monkeypatch):
-    monkeypatch.setattr(attention, "MAX_SENTENCES", 2)
+    monkeypatch.setattr(sys.modules[attention.__module__], "MAX_SENTENCES", 2)
     rng, xp = np.random.default_rng(4), host_gpu.xp
     q = rng.standard_normal((3, 5, 16)).astype(np.float32)
-    monkeypatch.setattr(attention, "in_one_kernel", None)
-    out, _ = attention.attention(*[xp.asarray(q)] * 3, num_heads=2)
+    monkeypatch.setattr(host_gpu, "launch", None)
+    out, _ = attention(*[xp.asarray(q)] * 3, num_heads=2)
     expected, _ = PRIMITIVES["attention"](*[q.astype(float)] * 3, num_heads=2)
     assert_close(to_host(out).astype(float), expected, "float32")
 
 
-@pytest.mark.parametrize(("dtype", "capability"), [("float32", 90), ("float16", 75)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("capability", ["75", "80"])
 def test_tensor_cores_multiply_16_bits_where_the_gpu_has_them(
-    host_gpu, monkeypatch, dtype, capability
+    stand_in, monkeypatch, dtype, capability
 ):
-    used = []
-    launch = host_gpu.launch
-    monkeypatch.setattr(
-        host_gpu,
-        "launch",
-        lambda *a, **k: (used.append(k["tensor_cores"]), launch(*a, **k)),
-    )
-    monkeypatch.setattr(host_gpu, "tensor_cores", capability >= 80)
-    for kind in (DTYPES[dtype], np.float16 if capability >= 80 else np.float32):
-        q = host_gpu.xp.asarray(np.ones((1, 3, 8), kind))
-        attention.attention(q, q, q, num_heads=1)
-    assert used == [False, capability >= 80]
+    monkeypatch.setattr(stand_in.xp.cuda.Device, "compute_capability", capability)
+    gpu = device.current()
+    q = gpu.xp.asarray(np.ones((1, 3, 8), DTYPES[dtype]))
+    attention(q, q, q, num_heads=1)
+    [options] = gpu._modules
+    used = any("TENSOR_CORES" in option for option in options)
+    assert used == (q.dtype.itemsize == 2 and capability == "80")
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -190,7 +186,7 @@ def test_a_sentence_attends_to_as_many_keys_as_are_counted(gpu, dtype, counts, h
     arrays = [rng.standard_normal(shape).astype(DTYPES[dtype]) for shape in shapes]
     given = [xp.asarray(x) for x in arrays]
     numbers = xp.asarray(np.array(counts, np.int32).reshape(-1, 1, 1, 1))
-    out, _ = attention.attention(*given, numbers, num_heads=heads)
+    out, _ = attention(*given, numbers, num_heads=heads)
     mask = (np.arange(40) < np.array(counts)[:, None])[:, None, None]
     wide = [x.astype(float) for x in arrays]
     expected, _ = PRIMITIVES["attention"](*wide, mask, num_heads=heads)
@@ -202,15 +198,14 @@ def test_queries_that_are_far_from_every_key_have_finite_gradients(
     host_gpu, tensor_cores
 ):
     """The rows of a tile beyond the last query, all zeros, are nearer to the keys."""
+    host_gpu.tensor_cores = tensor_cores
     rng, size = np.random.default_rng(9), (2, 13, 2 * 16)
     q, k, v, g = (rng.standard_normal(size).astype(np.float16) for _ in range(4))
     q, k = 6 + q / 16, k / 16 - 6  # scores of about -144
     arrays = [q, k, v, g]
 
     def attend(*qkv):
-        return attention.in_one_kernel(
-            *qkv, None, num_heads=2, rate=0.0, rng=None, tensor_cores=tensor_cores
-        )
+        return attention(*qkv, num_heads=2)
 
     given = [host_gpu.xp.asarray(x) for x in arrays]
     compare(attend, given, arrays, None, "float16", num_heads=2)
