@@ -18,7 +18,6 @@ import operator
 import os
 import sys
 import threading
-import time
 import types
 from collections import Counter
 from weakref import WeakSet, WeakValueDictionary, finalize, ref
@@ -34,7 +33,7 @@ FREED = 255  # the value of all bytes of freed memory: NaN, or -1
 
 
 # By their addresses, which libraries are given in place of objects.
-EVENTS, STREAMS = WeakValueDictionary(), WeakValueDictionary()
+STREAMS = WeakValueDictionary()
 BLOCKS = WeakSet()
 
 
@@ -122,25 +121,14 @@ class MemoryPool:
 
 
 class Event:
-    def __init__(self, seen=None):
-        self.seen = dict(seen or {})
-        self.ptr = id(self)
-        EVENTS[self.ptr] = self
+    """A place in a stream's work, which the host or another stream may wait for."""
 
-    def record(self):
-        self.seen, self.time = dict(gpu.stream.seen), time.perf_counter()
+    def __init__(self, seen):
+        self.seen = dict(seen)
 
     def synchronize(self):
         gpu.host_waits(self.seen)
         gpu.calls.append("copied")
-
-
-def get_elapsed_time(start, end):
-    """In milliseconds, between events that the host has waited for."""
-    for event in (start, end):
-        for stream, number in event.seen.items():
-            assert number <= gpu.waited_for.get(stream, 0), "cudaErrorNotReady"
-    return 1e3 * (end.time - start.time)
 
 
 class Stream:
@@ -241,7 +229,6 @@ class GpuState:
 
     def __init__(self, libraries, count):
         self.libraries, self.count = libraries, count
-        self.driver = 13000
         self.files = {"libcublas.so.13": HostBlas, "libcublasLt.so.13": HostBlasLt}
         self.calls, self.kernels = [], set()
         self.refuses_capture, self.backwards = False, False
@@ -729,8 +716,6 @@ def install(monkeypatch, libraries, gpus=3):
     vars(xp).update(functions(), __version__="14.2.0")
     xp.cuda = types.SimpleNamespace(
         Stream=Stream,
-        Event=Event,
-        get_elapsed_time=get_elapsed_time,
         Device=Device,
         Memory=Memory,
         MemoryPointer=MemoryPointer,
@@ -740,13 +725,9 @@ def install(monkeypatch, libraries, gpus=3):
         is_available=lambda: True,
         runtime=types.SimpleNamespace(
             CUDARuntimeError=CUDARuntimeError,
-            eventQuery=lambda address: EVENTS[address] and 0,
-            eventSynchronize=lambda address: gpu.host_waits(EVENTS[address].seen),
             getDeviceCount=lambda: gpu.count,
             getDevice=lambda: gpu.local.device,
             runtimeGetVersion=lambda: 13000,
-            driverGetVersion=lambda: gpu.driver,
-            getDeviceProperties=lambda index: {"name": f"Stand-in {index}".encode()},
         ),
     )
     blas = types.ModuleType("cupy_backends.cuda.libs")
