@@ -14,10 +14,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
-from minitransformer.engine.backend import array_module
+from minitransformer.engine.backend import Array, array_module
 from minitransformer.settings.config import UNK_ID
 from minitransformer.text.clean import clean
 from minitransformer.text.tokenizer import SPACE, Tokenizer
@@ -161,54 +162,66 @@ class Constraints:
         self, decoder: IncrementalDecoder, batch: np.ndarray
     ) -> IncrementalDecoder:
         """Return a decoder that constrains another one, for the sentences `batch`."""
-        return ConstrainedDecoder(decoder, [self.prefixes[i] for i in batch])
+        if not any(self.prefixes):
+            return decoder
+        return PrefixDecoder(decoder, [(self.prefixes[i], []) for i in batch])
 
 
-class ConstrainedDecoder(IncrementalDecoder):
-    """A decoder whose tokens first write prefixes."""
+class FilteringDecoder(IncrementalDecoder):
+    """A decoder that excludes some of the tokens of another one.
 
-    def __init__(
-        self, decoder: IncrementalDecoder, prefixes: list[Prefix | None]
-    ) -> None:
+    Which ones depends on what `beams` has of each beam.
+    """
+
+    def __init__(self, decoder: IncrementalDecoder, beams: list[Any]) -> None:
         self._decoder = decoder
-        self._prefixes = prefixes
-        self._histories = np.empty((len(prefixes), 0), dtype=int)  # [B K, length]
+        self._beams = beams
+
+    def excluded(self, beams: list[Any], weights: Array) -> np.ndarray:
+        """Mark the tokens of some beams that must not follow.
+
+        Shapes: weights [N, V] -> [N, V] bool
+        """
+        raise NotImplementedError
 
     def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
-        self._histories = np.concatenate([self._histories, tokens[:, None]], axis=1)
         first = 0
         for weights in self._decoder.step(tokens):
-            count, size = weights.values.shape
-            excluded = self._excluded(slice(first, first + count), size)
-            first += count
-            yield exclude(weights, excluded)
+            values = weights.values
+            beams = self._beams[first : first + len(values)]
+            first += len(values)
+            values[array_module(values).asarray(self.excluded(beams, values))] = 0
+            yield weights._replace(maxima=group_maxima(values))
 
     def select(self, rows: np.ndarray) -> None:
-        self._histories = self._histories[rows]
-        self._prefixes = [self._prefixes[row] for row in rows]
+        self._beams = [self._beams[row] for row in rows]
         self._decoder.select(rows)
 
-    def join(self, other: ConstrainedDecoder) -> None:
-        self._histories = np.concatenate([self._histories, other._histories])
-        self._prefixes += other._prefixes
+    def join(self, other: FilteringDecoder) -> None:
+        self._beams += other._beams
         self._decoder.join(other._decoder)
 
-    def _excluded(self, rows: slice, size: int) -> np.ndarray:
-        """Mark the tokens that must not follow. Shapes: -> [any, size] bool"""
-        histories = self._histories[rows, 1:]  # without BOS
-        prefixes = self._prefixes[rows]
-        result = np.zeros((len(prefixes), size), dtype=bool)
-        for row, prefix in enumerate(prefixes):
-            if not prefix or histories.shape[1] >= prefix.most_tokens:
-                continue
-            if following := prefix.following(histories[row].tolist()):
+
+class PrefixDecoder(FilteringDecoder):
+    """A decoder whose tokens first write prefixes.
+
+    A beam has its prefix, or None, and the tokens so far.
+    """
+
+    def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
+        self._beams = [
+            (prefix, [*written, token])
+            for (prefix, written), token in zip(
+                self._beams, tokens.tolist(), strict=True
+            )
+        ]
+        return super().step(tokens)
+
+    def excluded(self, beams: list[Any], weights: Array) -> np.ndarray:
+        result = np.zeros(weights.shape, dtype=bool)
+        for row, (prefix, written) in enumerate(beams):
+            # The first token is BOS.
+            if prefix and (following := prefix.following(written[1:])):
                 result[row] = True
                 result[row, [*following]] = False
         return result
-
-
-def exclude(weights: TokenWeights, excluded: np.ndarray) -> TokenWeights:
-    """Set weights to 0, in place. Shapes: excluded [N, V] bool"""
-    values = weights.values
-    values[array_module(values).asarray(excluded)] = 0
-    return weights._replace(maxima=group_maxima(values))

@@ -174,7 +174,7 @@ class PlainTranslator:
                 sources,
                 config,
                 self.num_threads,
-                Constraints(starts) if any(starts) else None,
+                Constraints(starts),
             )
         for segment, best in zip(segments, ranked, strict=True):
             if not best:

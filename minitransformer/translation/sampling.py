@@ -16,21 +16,25 @@ Shapes: B samples, V vocabulary.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from minitransformer.engine.backend import to_host
+from minitransformer.engine.backend import Array, to_host
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import Hypothesis
-from minitransformer.translation.constraints import Constraints, Prefix, exclude
+from minitransformer.translation.constraints import (
+    Constraints,
+    FilteringDecoder,
+    Prefix,
+)
 from minitransformer.translation.incremental_decoding import (
     Ensemble,
     IncrementalDecoder,
-    TokenWeights,
 )
 
 
@@ -80,14 +84,18 @@ class Draws(Constraints):
 
     def decoder(
         self, decoder: IncrementalDecoder, batch: np.ndarray
-    ) -> SamplingDecoder:
-        if any(self.prefixes):
-            decoder = super().decoder(decoder, batch)
-        return SamplingDecoder(decoder, self._config, [self._keys[i] for i in batch])
+    ) -> IncrementalDecoder:
+        constrained = super().decoder(decoder, batch)
+        return SamplingDecoder(
+            constrained, self._config, [self._keys[i] for i in batch]
+        )
 
 
-class SamplingDecoder(IncrementalDecoder):
-    """A decoder that draws the next token, and excludes all others."""
+class SamplingDecoder(FilteringDecoder):
+    """A decoder that draws the next token, and excludes all others.
+
+    Each sample has its own stream of random numbers: others change nothing in it.
+    """
 
     def __init__(
         self,
@@ -95,34 +103,23 @@ class SamplingDecoder(IncrementalDecoder):
         config: TranslationConfig,
         keys: Sequence[tuple[int, ...]],
     ) -> None:
-        self._decoder = decoder
-        self._config = config
-        self._streams = [
+        streams = [
             np.random.Generator(np.random.SFC64(np.random.SeedSequence(key)))
             for key in keys
         ]
+        super().__init__(decoder, streams)
+        self._config = config
 
-    def step(self, tokens: np.ndarray) -> Iterator[TokenWeights]:
-        streams = iter(self._streams)
-        for weights in self._decoder.step(tokens):
-            # Each sample has its own stream: other samples change nothing in it.
-            values = to_host(weights.values).astype(np.float32)
-            noise = np.empty_like(values)
-            for row in noise:
-                next(streams).standard_exponential(out=row, dtype=np.float32)
-            drawn = draw(likeliest(values, self._config), noise)
-            # The search sees the drawn token alone, with its probability as it was.
-            others = np.ones(values.shape, dtype=bool)
-            others[np.arange(len(drawn)), drawn] = False
-            yield exclude(weights, others)
-
-    def select(self, rows: np.ndarray) -> None:
-        self._streams = [self._streams[row] for row in rows]
-        self._decoder.select(rows)
-
-    def join(self, other: SamplingDecoder) -> None:
-        self._streams += other._streams
-        self._decoder.join(other._decoder)
+    def excluded(self, beams: list[Any], weights: Array) -> np.ndarray:
+        values = to_host(weights).astype(np.float32)
+        noise = np.empty_like(values)
+        for stream, row in zip(beams, noise, strict=True):
+            stream.standard_exponential(out=row, dtype=np.float32)
+        drawn = draw(likeliest(values, self._config), noise)
+        # The search sees the drawn token alone, with its probability as it was.
+        others = np.ones(values.shape, dtype=bool)
+        others[np.arange(len(drawn)), drawn] = False
+        return others
 
 
 def likeliest(weights: np.ndarray, config: TranslationConfig) -> np.ndarray:
