@@ -26,7 +26,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from harness import Result, medians, ratio, report, run_side
@@ -60,9 +59,6 @@ TRAINING = ("ours", "ours-eager", "pytorch", "compiled", "compiled-graphs")
 COMPILED = {"compiled": "default", "compiled-graphs": "reduce-overhead"}
 DECODING = ("ours-decoding", "pytorch-decoding")
 VOCAB_SIZE = 37_000
-
-# Of the paper's models on eight P100: updates, hours (5.2) and operations (Table 2).
-PAPER = {"base": (100_000, 12, 3.3e18), "big": (300_000, 84, 2.3e19)}
 
 Step = Callable[[int], object]
 Wait = Callable[[], object]
@@ -230,21 +226,6 @@ def measure_products(args: argparse.Namespace) -> Result:
     return {"tflops": 2 * size**3 / statistics.median(times[2:]) / 1e12}
 
 
-def papers_runs(shape: str, milliseconds: float) -> dict[str, float]:
-    """What the paper's run would take at this speed, beside what it took (5.2)."""
-    preset, sentences, length = SHAPES[shape]
-    config, _ = workload(shape)
-    steps, hours, operations = PAPER[preset]
-    flops = training_flops(config, length, length) * sentences * steps
-    return {
-        "steps": steps,
-        "hours": round(milliseconds * steps / 3.6e6, 2),
-        "flops_counted": float(f"{flops:.3g}"),
-        "paper_hours": hours,
-        "paper_flops": operations,
-    }
-
-
 def table(found: dict[str, dict[str, Result]], rate: float) -> str:
     """Lines by shape and side."""
     lines = [f"{'':<32}{'tokens/s':>12}{'ms':>9}{'TFLOP/s':>9}{'share':>7}{'MB':>9}"]
@@ -331,22 +312,6 @@ def ratios(sides: dict[str, list[Result]]) -> dict[str, dict[str, float]]:
     }
 
 
-def papers_trainings(medians_of: dict[str, dict[str, Result]]) -> dict[str, Any]:
-    """What the paper's trainings would take, of the shapes that were measured."""
-    trainings = {
-        shape: papers_runs(shape, medians_of[shape]["ours"]["milliseconds_a_step"])
-        for shape in ("base-25000", "big-25000")
-        if "ours" in medians_of.get(shape, {})
-    }
-    for shape, values in trainings.items():
-        complain(
-            f"{values['steps']:,} steps of {shape}: {values['hours']:.1f} hours, "
-            f"{values['flops_counted']:.2g} FLOP counted (the paper, eight P100: "
-            f"{values['paper_hours']:.0f} hours, {values['paper_flops']:.2g} by time)"
-        )
-    return trainings
-
-
 def main() -> None:
     args = parse_arguments()
     if args.side:
@@ -383,7 +348,6 @@ def main() -> None:
             for shape, sides in medians_of.items()
             if "ours" in sides and shape in args.shapes
         },
-        paper=papers_trainings(medians_of),
     )
 
 

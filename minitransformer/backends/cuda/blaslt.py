@@ -12,9 +12,8 @@ Shapes: x [N, D], weight [D, F], bias [F], out [N, F]
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from minitransformer.backends.cuda import device
 from minitransformer.backends.cuda.device import address, check, order_of
@@ -75,17 +74,18 @@ class CublasLt:
         number: Any = ctypes.c_int
         pointer: Any = ctypes.c_void_p
         size: Any = ctypes.c_size_t
+        long: Any = ctypes.c_int64
         attribute = [pointer, number, pointer, size]
-        library.cublasLtMatmulDescCreate.argtypes = [pointer, number, number]
-        library.cublasLtMatmulDescSetAttribute.argtypes = attribute
-        library.cublasLtMatmulPreferenceSetAttribute.argtypes = attribute
-        library.cublasLtMatrixLayoutCreate.argtypes = [
-            *(pointer, number, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64)
-        ]
-        library.cublasLtMatmulAlgoGetHeuristic.argtypes = [
-            *(*[pointer] * 7, number, pointer, pointer)
-        ]
-        library.cublasLtMatmul.argtypes = [*[pointer] * 14, size, pointer]
+        signatures = {
+            "MatmulDescCreate": [pointer, number, number],
+            "MatmulDescSetAttribute": attribute,
+            "MatmulPreferenceSetAttribute": attribute,
+            "MatrixLayoutCreate": [pointer, number, long, long, long],
+            "MatmulAlgoGetHeuristic": [*[pointer] * 7, number, pointer, pointer],
+            "Matmul": [*[pointer] * 14, size, pointer],
+        }
+        for name, types in signatures.items():
+            getattr(library, f"cublasLt{name}").argtypes = types
         self._handle = ctypes.c_void_p()
         status = library.cublasLtCreate(ctypes.byref(self._handle))
         check(status, "creating a handle of cuBLASLt")
@@ -117,8 +117,8 @@ class CublasLt:
 
         # Products of one kind, by type, layout and size, share a plan.
         orders = order_of(weight), order_of(x)
-        tf32 = self.gpu.tf32 and out.dtype == np.float32
-        key = out.dtype.name, tf32, epilogue, orders, weight.shape, len(x)
+        compute = self.gpu.compute_type
+        key = out.dtype.name, compute, epilogue, orders, weight.shape, len(x)
         if key not in self.plans:
             self.plans[key] = self._plan(weight, x, out, epilogue)
         plan = self.plans[key]
@@ -146,9 +146,7 @@ class CublasLt:
         The descriptions are kept as long as the process, one for each kind of product.
         """
         # cuBLASLt stores matrices by columns, so it is asked for out^T = weight^T x^T.
-        tf32 = self.gpu.tf32 and out.dtype == np.float32
-        compute = device.COMPUTE_TF32 if tf32 else device.COMPUTE_FLOAT32
-        product = self._create("MatmulDesc", compute, FLOAT32)
+        product = self._create("MatmulDesc", self.gpu.compute_type, FLOAT32)
         a, b, c = layouts = [self._layout(matrix) for matrix in (weight, x, out)]
         for attribute, matrix in zip(TRANSPOSED, (weight, x), strict=True):
             self._set(product, attribute, ctypes.c_int32(order_of(matrix)[0]))
@@ -160,10 +158,11 @@ class CublasLt:
 
         # Of the algorithms that need no more than these, take the one that comes first.
         limits = self._create("MatmulPreference")
-        self._prefer(limits, MAX_WORKSPACE, ctypes.c_uint64(device.WORKSPACE_BYTES))
-        self._prefer(limits, REDUCTION_SCHEMES, ctypes.c_uint32(REDUCTION_IN_FLOAT32))
+        prefer = functools.partial(self._set, limits, kind="MatmulPreference")
+        prefer(MAX_WORKSPACE, ctypes.c_uint64(device.WORKSPACE_BYTES))
+        prefer(REDUCTION_SCHEMES, ctypes.c_uint32(REDUCTION_IN_FLOAT32))
         for attribute in MIN_ALIGNMENTS:
-            self._prefer(limits, attribute, ctypes.c_uint32(ALIGNMENT))
+            prefer(attribute, ctypes.c_uint32(ALIGNMENT))
         choice, count = Choice(), ctypes.c_int()
         status = self._library.cublasLtMatmulAlgoGetHeuristic(
             *(self._handle, product, a, b, c, c, limits),
@@ -185,14 +184,14 @@ class CublasLt:
         check(create(ctypes.byref(created), *arguments), f"creating a {kind}")
         return created
 
-    def _set(self, product: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        status = self._library.cublasLtMatmulDescSetAttribute(
-            product, attribute, ctypes.byref(value), ctypes.sizeof(value)
-        )
-        check(status, f"attribute {attribute} of a product")
-
-    def _prefer(self, limits: ctypes.c_void_p, attribute: int, value: Any) -> None:
-        status = self._library.cublasLtMatmulPreferenceSetAttribute(
-            limits, attribute, ctypes.byref(value), ctypes.sizeof(value)
-        )
-        check(status, f"preference {attribute}")
+    def _set(
+        self,
+        target: ctypes.c_void_p,
+        attribute: int,
+        value: Any,
+        kind: str = "MatmulDesc",
+    ) -> None:
+        set_attribute = getattr(self._library, f"cublasLt{kind}SetAttribute")
+        size = ctypes.sizeof(value)
+        status = set_attribute(target, attribute, ctypes.byref(value), size)
+        check(status, f"attribute {attribute} of a {kind}")

@@ -77,6 +77,11 @@ class Device:
         self._handle = ctypes.c_void_p()
         self._blas: Any = self._load_blas()
 
+    @property
+    def compute_type(self) -> int:
+        """cuBLAS's number of the arithmetic of products."""
+        return COMPUTE_TF32 if self.tf32 else COMPUTE_FLOAT32
+
     @functools.cached_property
     def decoding_stream(self) -> Any:
         """A stream that can be recorded, unlike the null stream."""
@@ -142,7 +147,7 @@ class Device:
             *(addresses[1], types[1], leading_dims[1]),
             scales[1],
             *(addresses[2], types[2], leading_dims[2]),
-            COMPUTE_TF32 if self.tf32 else COMPUTE_FLOAT32,
+            self.compute_type,
             DEFAULT_ALGORITHM,
         )
         check(status, f"a product of shape {out.shape}")
