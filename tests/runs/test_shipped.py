@@ -64,9 +64,8 @@ def test_16_bits_are_those_of_numpy(box, model_path, capsys):
     assert half.tokenizer.model == exact.tokenizer.model
     saved = Path(model_path).stat().st_size - box.stat().st_size
     assert saved == pytest.approx(2 * expected.size, abs=200)
-    with pytest.raises(SystemExit) as ended:
-        export.main(["float16", model_path, "out", "--quantization", "int8"])
-    assert ended.value.code == 2
+    wrong = ["float16", model_path, "out", "--quantization", "int8"]
+    assert export.main(wrong) == 2
     assert export.main(["float16", str(box), str(box)]) == 2  # would lose digits
     assert "expected a file to write, got one that is read" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Lines of several sentences: how they are divided, and what is made of them."""
+"""Lines of several sentences, as minitransformer.translation divides and joins them."""
 
 import re
 from pathlib import Path
