@@ -16,6 +16,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from minitransformer import load
+from minitransformer.commands import libretranslate
 from minitransformer.commands.libretranslate import Direction, _answer
 from minitransformer.commands.serve import Server
 from minitransformer.commands.translation_queue import Job, Line, TranslationQueue
@@ -151,16 +152,17 @@ def upload(server, name, content, source="en"):
     return ask(server, "/translate_file", body, **MULTIPART)
 
 
-def test_a_file_is_translated_and_fetched(server):
+def test_a_file_is_translated_and_fetched(server, monkeypatch):
     """In parts: no request has so much text. A binary file comes back as one."""
+    monkeypatch.setattr(libretranslate, "MAX_TOKENS", 160)
     cue = "00:00:01,000 --> 00:00:02,000\nI am\nhungry.\n\n"
     for source in ("en", "auto"):
-        status, answer = upload(server, "film.srt", cue.encode() * 400, source)
+        status, answer = upload(server, "film.srt", cue.encode() * 20, source)
         assert status == 200
         url = urlsplit(answer["translatedFileUrl"])
         assert (url.hostname, url.port) == server.socket.getsockname()
         _, text, headers = request(server, "GET", url.path)
-        assert text == cue.replace("I am\nhungry", "Ich habe\nHunger") * 400
+        assert text == cue.replace("I am\nhungry", "Ich habe\nHunger") * 20
         assert headers["Content-Disposition"].startswith("attachment; filename=")
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:

@@ -73,7 +73,7 @@ def test_pairs_are_distinct_and_english_determines_german(pairs):
 def test_splits_are_disjoint_whatever_the_seed(pairs):
     for split in ("val", "test"):
         for seed in (1, 2):
-            found = generate(300, split, seed)
+            found = generate(99, split, seed)
             assert {split_of(pair[0]) for pair in found} == {split}
             assert not set(found) & set(pairs)
 

@@ -48,18 +48,14 @@ def test_the_shipped_model_copies_everything_in_number_and_order(shipped):
     lines = [source for source, *_ in ROWS]
     assert len(lines) >= 150
     config = TranslationConfig.changed(shipped.decoding, {})
-    ranked = shipped.translate_as_read([Segment(line) for line in lines], config)
-    before = [best.text for best, *_ in ranked]
-    after = shipped.translate(lines, config)
-    shares = [
-        sum(holds(items, x, y) for (x, *items), y in zip(ROWS, out, strict=True))
-        for out in (before, after)
-    ]
-    wrong = [
-        y for (x, *items), y in zip(ROWS, after, strict=True) if not holds(items, x, y)
-    ]
-    assert wrong == []
-    assert shares[0] < 0.12 * len(lines)
+    found = zip(ROWS, shipped.translate(lines, config), strict=True)
+    assert [y for (x, *items), y in found if not holds(items, x, y)] == []
+
+    # The model alone copies few.
+    some = ROWS[::4]
+    ranked = shipped.translate_as_read([Segment(line) for line, *_ in some], config)
+    found = zip(some, (best.text for best, *_ in ranked), strict=True)
+    assert sum(holds(items, x, y) for (x, *items), y in found) < 0.12 * len(some)
 
 
 @pytest.mark.parametrize("model", ["en-de", "de-en"])

@@ -25,8 +25,9 @@ def test_a_paragraph_comes_back_with_all_its_sentences(shipped):
     given += [(m + n, f"{first} {second}") for (m, first), (n, second) in pairs]
     counts, lines = zip(*given, strict=True)
     assert [num_sentences(x) for x in translate(shipped, lines)] == [*counts]
-    whole = [num_sentences(x) for x in translate(shipped, lines, split="never")]
-    assert sum(a == b for a, b in zip(whole, counts, strict=True)) < len(lines)
+    # Undivided, some are lost.
+    whole = [num_sentences(x) for x in translate(shipped, lines[-9:], split="never")]
+    assert whole != [*counts[-9:]]
 
 
 @pytest.mark.parametrize(
