@@ -14,6 +14,7 @@ set -euo pipefail
 data=$1 docs=$2 runs=$3
 here=$(dirname "$0")
 . "$here/../train_run.sh"
+. "$here/surest.sh"
 export PYTHON=${PYTHON:-python}
 device=(--device "${DEVICE:-cpu}")
 mkdir -p "$runs"
@@ -60,16 +61,7 @@ train both --config small --encoder-layers 6 --decoder-layers 2 --d-model 320 --
   --target de-en --learning-rate 1.5e-3 --warmup 1000 --steps 12000
 
 echo "3. of what machines translated, the half of which this model is surer"
-if ! has machine; then
-  for language in en de; do
-    head -n "${PAIRS:-200000}" <(gzip -cd "$docs/machine.$language.gz") >"$runs/all.$language"
-  done
-  translate --model "$runs/both" --input "$runs/all.en" --score "$runs/all.de" \
-    --output "$runs/forward"
-  translate --model "$runs/both" --input "$runs/all.de" --score "$runs/all.en" \
-    --output "$runs/backward"
-  "$PYTHON" "$here/surest.py" "$runs"/{all.en,all.de,forward,backward,machine}
-fi
+surest machine "$runs/both" "$docs" "$runs"
 
 train_on() { # train_on NAME MODEL STEPS DECAY: go on with the text of this name
   train "$1" --from "$2" --data "$runs/$1-text" --source "$source" --target "$target" \
