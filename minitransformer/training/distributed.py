@@ -107,19 +107,18 @@ class Communicator:
         """Sum each of a few numbers over all ranks."""
         return values
 
-    def all_gather(self, data: bytes) -> list[bytes]:
-        """Return the `data` of every rank, by rank."""
-        return [data]
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the value of every rank, by rank."""
+        return [value]
 
     def gather_in_turn(self, items: Sequence[Any]) -> list[Any]:
         """Return the items of all ranks, one of each rank in turn."""
-        each = (json.loads(x) for x in self.all_gather(json.dumps(items).encode()))
-        turns = itertools.zip_longest(*each)
+        turns = itertools.zip_longest(*self.all_gather(items))
         return [item for turn in turns for item in turn if item is not None]
 
     def num_cores(self) -> int:
         """Return how many cores this rank has; ranks of the same cores divide these."""
-        place = json.dumps([platform.node(), sorted(cores())]).encode()
+        place = platform.node(), cores()
         return max(num_cores() // self.all_gather(place).count(place), 1)
 
     def assert_equal(self, values: Mapping[str, Any]) -> None:
@@ -129,7 +128,7 @@ class Communicator:
         """
         # Compared as JSON, in which NaN equals itself.
         mine = {name: json.dumps(value) for name, value in values.items()}
-        each = [json.loads(x) for x in self.all_gather(json.dumps(mine).encode())]
+        each = self.all_gather(mine)
         for name, value in each[0].items():
             others = [
                 f"{theirs[name]} on rank {rank}"
@@ -168,9 +167,9 @@ class MpiCommunicator(Communicator):
         MpiCommunicator.start_all_reduce(self, sums)()  # also of ranks on GPUs
         return sums.tolist()
 
-    def all_gather(self, data: bytes) -> list[bytes]:
+    def all_gather(self, value: Any) -> list[Any]:
         _poll(self._comm.Ibarrier().Test)
-        each: list[bytes] = self._comm.allgather(data)
+        each: list[Any] = self._comm.allgather(value)
         return each
 
     def abort(self, code: int) -> None:

@@ -42,7 +42,7 @@ def locked_directory(
 
     Raises: ValueError as `RunDirectory.lock`.
     """
-    run = RunDirectory(Path(os.fsdecode(ranks.all_gather(bytes(path))[0])))
+    run = RunDirectory(ranks.all_gather(path)[0])
     with nullcontext() if ranks.rank else run.lock(resumes):
         yield run
 
@@ -134,7 +134,7 @@ class TrainingRun:
 
         # MPI names a rank that dies by its process.
         if (count := self.ranks.size) > 1:
-            ids = b", ".join(self.ranks.all_gather(b"%d" % os.getpid())).decode()
+            ids = ", ".join(map(str, self.ranks.all_gather(os.getpid())))
             device = f"{count} ranks (processes {ids}), each {device}"
 
         # One block of lines, which no progress bar divides.
