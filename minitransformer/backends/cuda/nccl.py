@@ -72,16 +72,16 @@ class GradientAllReduce:
 
     Backward completes the last parameters first, so the first bucket is at the end of
     the gradient. Every rank starts the buckets in this one order, whichever order its
-    own gradients are complete in.
+    own gradients are complete in. `bucket_of` has buckets by the id of a parameter.
     """
 
     def __init__(self, communicator: Communicator, parameters: ParameterBuffer) -> None:
         self.communicator, self.parameters = communicator, parameters
-        self._bucket_of: dict[int, int] = {}  # by the id of a parameter
+        self.bucket_of: dict[int, int] = {}
         self._buckets: list[slice] = []
         end = start = len(parameters.grad)
         for parameter in reversed(parameters.parameters.values()):
-            self._bucket_of[id(parameter)] = len(self._buckets)
+            self.bucket_of[id(parameter)] = len(self._buckets)
             start -= parameter.data.size
             size = (end - start) * parameters.grad.itemsize
             if size >= BYTES_PER_BUCKET or start == 0:
@@ -90,20 +90,12 @@ class GradientAllReduce:
         self._reset()
 
     def _reset(self) -> None:
-        self._missing = Counter(self._bucket_of.values())  # parameters, by bucket
+        self._missing = Counter(self.bucket_of.values())  # parameters, by bucket
         self._waits: list[Wait] = []  # one for each bucket that was started
-
-    def num_ready(self, complete: list[Tensor]) -> int:
-        """Return how many buckets can start once these parameters are complete."""
-        missing = Counter(self._bucket_of.values())
-        missing.subtract(self._bucket_of[id(parameter)] for parameter in complete)
-        return next(
-            (b for b in range(len(self._buckets)) if missing[b]), len(self._buckets)
-        )
 
     def complete(self, parameter: Tensor) -> None:
         """Note that the gradient of `parameter` is complete; start complete buckets."""
-        self._missing[self._bucket_of[id(parameter)]] -= 1
+        self._missing[self.bucket_of[id(parameter)]] -= 1
         self._start(lambda bucket: not self._missing[bucket])
 
     def finish(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -306,18 +306,17 @@ class GpuModel(ParallelModel):
     ) -> tuple[list[Any], list[list[Tensor]]]:
         """Record graphs, and the parameters whose gradients each completes."""
         completed: list[list[Tensor]] = [[]]
+        bucket_of = self._all_reduce.bucket_of
+        missing = Counter(bucket_of.values())
 
         def work(cut: Callable[[], None]) -> None:
-            ready, so_far = 0, list[Tensor]()
-
             # Where a bucket of gradients is complete, its all-reduce may start: end the
             # graph there, and begin the next.
             def note(parameter: Tensor) -> None:
-                nonlocal ready
                 completed[-1].append(parameter)
-                so_far.append(parameter)
-                before, ready = ready, self._all_reduce.num_ready(so_far)
-                if ready > before and self.communicator.size > 1:
+                bucket = bucket_of[id(parameter)]
+                missing[bucket] -= 1
+                if not missing[bucket] and self.communicator.size > 1:
                     completed.append([])
                     cut()
 
