@@ -48,7 +48,7 @@ both() { # both NAME CORPUS...: text of both directions
     --target $(printf 'de %.0s' "${@:2}") $(printf 'en %.0s' "${@:2}")
 }
 
-for pieces in 6000 8000 10000; do
+for pieces in 6000 8000; do
   has "$pieces.model" || tool vocabulary "$trials/$pieces.model" \
     "$runs"/{everyday,docs}/train.* --vocab-size "$pieces" --user-symbols ⟦{1..9}⟧ \
     --option split_digits=true character_coverage=0.99995 &
@@ -60,12 +60,11 @@ both people "$runs/everyday" "$docs"
 echo "1. shapes: encoder and decoder layers, width, word pieces"
 in_turn trial 6+2-320-8000 people 8000 --encoder-layers 6 --decoder-layers 2
 in_turn trial 4+2-320-6000 people 6000 --encoder-layers 4 --decoder-layers 2
-in_turn trial 8+1-320-8000 people 8000 --encoder-layers 8 --decoder-layers 1
-in_turn trial 6+2-320-10000 people 10000 --encoder-layers 6 --decoder-layers 2
+in_turn trial 8+1-320-6000 people 6000 --encoder-layers 8 --decoder-layers 1
 in_turn trial 4+2-352-8000 people 8000 --encoder-layers 4 --decoder-layers 2 \
   --d-model 352 --d-ff 1408 --num-heads 8
-in_turn trial 6+2-384-8000 people 8000 --encoder-layers 6 --decoder-layers 2 \
-  --d-model 384 --d-ff 1024 --num-heads 6
+in_turn trial 6+1-384-6000 people 6000 --encoder-layers 6 --decoder-layers 1 \
+  --d-model 384 --num-heads 6
 wait
 
 echo "2. text: no documentation, and a machine's beside people's: any, or the surer half"
