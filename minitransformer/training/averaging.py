@@ -79,10 +79,9 @@ def average_last(
     if not ranks.rank:
         paths = run.checkpoints()[-training.average :]
         best_path, best_cost = best_checkpoint(run, training, paths)
-    count, best_cost = ranks.all_reduce_numbers([float(len(paths)), best_cost])
+    number, best_cost = ranks.all_gather((len(paths), best_cost))[0]
 
     # Choose n by validation, or take all.
-    number = int(count)
     lowest = math.nan
     if cost:
         costs = [best_cost]

@@ -219,19 +219,14 @@ class TrainingRun:
 
     def sync_ranks(self) -> None:
         """Take rank 0's clock; if one rank was asked to stop, all stop at this step."""
-        clock = time.monotonic() - self._began
-        asked = self.signal
-        if self.ranks.size > 1:
-            signals = [float(number == asked) for number in STOP_SIGNALS]
-            clock = 0.0 if self.ranks.rank else clock
-            clock, *counts = self.ranks.all_reduce_numbers([clock, *signals])
-
-            # Of the signals that any rank has received, all ranks take the same.
-            received = zip(STOP_SIGNALS, counts, strict=True)
-            asked = max((number for number, count in received if count), default=None)
+        clocks, signals = zip(
+            *self.ranks.all_gather((time.monotonic() - self._began, self.signal)),
+            strict=True,
+        )
         self._seconds_before = self.state.seconds
-        self.progress.change(seconds=clock)
-        self.stopped_by = asked
+        self.progress.change(seconds=clocks[0])
+        # Of the signals that any rank has received, all ranks take the same.
+        self.stopped_by = max(filter(None, signals), default=None)
 
     def report_is_due(self) -> bool:
         return self.state.step % self.training.log_every == 0
