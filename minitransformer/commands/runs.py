@@ -53,7 +53,6 @@ def named_run(name: str, folder: Path) -> RunDirectory:
 
 def delete(runs: Sequence[RunDirectory]) -> None:
     """Delete the files that runs have written: of all runs, or of none."""
-    moved = list[tuple[Path, Path]]()
     with ExitStack() as stack:
         # Lock all runs, as a training does.
         for run in runs:
@@ -62,18 +61,15 @@ def delete(runs: Sequence[RunDirectory]) -> None:
 
         # Move their files into folders that are deleted at the end, or all back if one
         # cannot be moved.
-        try:
+        with ExitStack() as back:
             for run in runs:
                 folder = stack.enter_context(partial_name(run.config))
                 folder.mkdir()
                 for path in [x for x in run.path.iterdir() if may_lose(x, "run")]:
-                    moved.append((path, folder / path.name))
-                    path.rename(folder / path.name)
-        except BaseException:
-            for path, place in moved:
-                if place.exists():
-                    place.rename(path)
-            raise
+                    place = folder / path.name
+                    path.rename(place)
+                    back.callback(place.rename, path)
+            back.pop_all()
     # Say what was deleted, and which files of others are left.
     for run, freed in zip(runs, sizes, strict=True):
         kept = ", ".join(sorted(path.name for path in run.path.glob("*")))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from minitransformer.settings.config import RunConfig
 from minitransformer.settings.text_config import TextConfig
-from minitransformer.text.lines import require_file
 from minitransformer.text.pairs import TextPair, text_pairs
 
 
@@ -23,23 +22,24 @@ def find_text(config: TextConfig) -> dict[str, TextPair]:
 def find_splits(folder: Path, source: str, target: str) -> dict[str, TextPair]:
     """Find the pairs of files in a folder: train, and val and test if there are any.
 
-    Raises: ValueError if there is no training text or a side of a split is missing.
+    Raises: ValueError if there is no training text or a side of a split is missing; as
+    `text_pairs`.
     """
     if not folder.is_dir():
         raise ValueError(f"expected a folder of text, found none at {folder}")
-    splits = {}
+    files = {}
     for split in ("train", "val", "test"):
         if pair := find_pair(folder, split, source, target):
-            splits[split] = pair
+            files[split] = pair
         elif split == "train":
             raise ValueError(
                 f"expected train.{source} and train.{target}, plain or .gz, found "
                 f"none in {folder}"
             )
-    return splits
+    return text_pairs(files)
 
 
-def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | None:
+def find_pair(folder: Path, stem: str, source: str, target: str) -> list[str] | None:
     """Find `stem.source` and `stem.target` in a folder, plain or .gz.
 
     Names of test text may go on after the stem; the first one is taken.
@@ -57,10 +57,7 @@ def find_pair(folder: Path, stem: str, source: str, target: str) -> TextPair | N
         for language in (source, target)
     ]
     if both := sorted(sides[0].keys() & sides[1].keys()):
-        pair = TextPair(*(side[both[0]] for side in sides))
-        require_file(pair.source)
-        require_file(pair.target)
-        return pair
+        return [str(side[both[0]]) for side in sides]
 
     # A side without the other one is an error.
     for side, missing in zip(sides, (target, source), strict=True):

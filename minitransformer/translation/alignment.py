@@ -104,7 +104,7 @@ def mean_cross_attention(model: Transformer, source: Array, target: Array) -> Ar
     -> [B, T, S]
     """
     layers = len(model.decoder)
-    upper = range(first_aligning_layer(layers), layers)
+    upper = range(layers // 2, layers)
     cross = [len(model.encoder) + 2 * layer + 1 for layer in upper]
     layers_weights = attention_weights(model, source, target, cross)
     return sum(weights.mean(axis=1) for weights in layers_weights) / len(layers_weights)
@@ -140,11 +140,6 @@ def attention_weights(
     with no_grad(), wrap_primitives(observer):
         model(source, target)
     return recorded
-
-
-def first_aligning_layer(num_layers: int) -> int:
-    """Return the lowest layer, counted from 0, whose attention is the alignment."""
-    return num_layers // 2
 
 
 def words_of_pieces(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> np.ndarray:
