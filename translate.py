@@ -41,7 +41,7 @@ from minitransformer.settings.config import (
     PRECISION_HELP,
     PRECISIONS,
 )
-from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError, flag_name, flags_of
 from minitransformer.system.machine import num_cores
@@ -244,7 +244,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="LINES",
         help="translate up to so many lines together (default 2000)",
     )
-    add_arguments(parser, TranslationConfig)
+    for settings in DecodingConfig, TranslationConfig:
+        add_arguments(parser, settings)
     args = parser.parse_intermixed_args(arguments)
 
     # Beside references, translations are written only to a file that is named.

@@ -157,23 +157,16 @@ def package_version() -> str:
 def add_arguments(
     parser: argparse.ArgumentParser, cls: type[Config], without: tuple[str, ...] = ()
 ) -> None:
-    """Add a flag for each field of `cls`, but for those in `without`.
+    """Add a flag for each field that `cls` declares, but for those in `without`.
 
-    They are in a group with the title `cls.help_group`; the fields that `cls` inherits
-    are in the group of the class that has declared them. A field of type bool becomes a
+    They are in a group with the title `cls.help_group`. A field of type bool becomes a
     flag that takes no value.
     """
-    seen = set(without)
-    # Base classes come first: each field goes to the class that declares it.
-    for part in reversed(cls.__mro__):
-        if not (issubclass(part, Config) and dataclasses.is_dataclass(part)):
-            continue
-        group = parser.add_argument_group(part.help_group)
-        hints = typing.get_type_hints(part)
-        for f in dataclasses.fields(part):
-            if f.name not in seen:
-                group.add_argument(flag_name(f.name), **_flag(f, hints[f.name]))
-                seen.add(f.name)
+    group = parser.add_argument_group(cls.help_group)
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if f.name in cls.__annotations__ and f.name not in without:
+            group.add_argument(flag_name(f.name), **_flag(f, hints[f.name]))
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

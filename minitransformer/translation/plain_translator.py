@@ -174,7 +174,7 @@ class PlainTranslator:
                 sources,
                 config,
                 self.num_threads,
-                Constraints(starts),
+                Constraints(starts) if any(starts) else None,
             )
         for segment, best in zip(segments, ranked, strict=True):
             if not best:
