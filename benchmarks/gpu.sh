@@ -244,11 +244,11 @@ print("NCCL: sum", float(numbers.sum()) / expected, "of about 1")
 }
 
 sanitize() {
-  local code=0 test=("$python" -m pytest -q -x -p no:cacheprovider -W default
-    tests/backends/cuda/test_attention.py)
-  compute-sanitizer --tool memcheck "${test[@]}" -k "[gpu and bfloat16 and tensor" ||
-    code=$?
-  compute-sanitizer --tool racecheck "${test[@]}" -k "[gpu-many and bfloat16" || code=$?
+  local code=0 tool test=("$python" -m pytest -q -x -p no:cacheprovider -W default
+    tests/backends/cuda/test_attention.py -k "[gpu")
+  for tool in memcheck racecheck; do
+    compute-sanitizer --tool $tool "${test[@]}" || code=$?
+  done
   return "$code"
 }
 

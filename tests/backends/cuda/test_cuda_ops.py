@@ -129,13 +129,14 @@ def check_kernel(gpu, name, seed, dtype):
         assert_close(to_host(got).astype(float), gradient, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", fused.OPERATIONS)
-def test_the_order_of_threads_changes_no_bit(stand_in, host_gpu, name):
+def test_the_order_of_threads_changes_no_bit(stand_in, host_gpu, name, dtype):
     """No kernel reads what another thread has yet to write, or has overwritten."""
     results = []
     for backwards in (False, True):
         stand_in.backwards = backwards
-        _, (out, gradients), _ = run_both(host_gpu, name, 1, np.float32)
+        _, (out, gradients), _ = run_both(host_gpu, name, 1, DTYPES[dtype])
         results.append([out, *(g for g in gradients if g is not None)])
     for a, b in zip(*results, strict=True):
         assert to_host(a).tobytes() == to_host(b).tobytes()
