@@ -51,20 +51,19 @@ def load(
 
     Raises: ValueError, OSError or RuntimeError saying what is wrong or missing.
     """
-    # Open the device, and read the checkpoints.
+    # Read the checkpoints, and open the device.
     if wrong := [path for path in paths if not isinstance(path, str | PathLike)]:
         raise ValueError(f"expected a path or a name of a model, got {wrong[0]!r}")
     if isinstance(glossary, str | PathLike):
         glossary = read_glossary(Path(glossary))
     tune_allocator()
-    opened = open_device(device, precision, threads)
     named: list[Path | None] = [Path(path) for path in paths] or [None]
     places = [find_checkpoint(path) for path in named]
     checkpoints = [checkpoint.load(place) for place in places]
     if precision is None and device == "cpu":
         are_in_8_bits = all(loaded.stored == "int8" for loaded in checkpoints)
         precision = "int8" if are_in_8_bits and multiplies_int8_fast() else "fp32"
-        opened = open_device(device, precision, threads)
+    opened = open_device(device, precision, threads)
     tokenizer = checkpoints[0].tokenizer
     state = checkpoints[0].state
     first = fingerprint(places[0], checkpoints[0])
