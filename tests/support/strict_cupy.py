@@ -381,12 +381,6 @@ class ndarray:  # noqa: N801
                 pass
         return self._host.copy()
 
-    def item(self):
-        return self.get().item()
-
-    def tolist(self):
-        return self.get().tolist()
-
     def __bool__(self):
         return bool(self.get())
 
@@ -395,9 +389,6 @@ class ndarray:  # noqa: N801
 
     def __float__(self):
         return float(self.get())
-
-    def __format__(self, spec):
-        return format(self.item(), spec)
 
     # Views and copies
 
@@ -677,13 +668,12 @@ def functions():
         return compute(np.where, condition, x, y)
 
     def full(shape, value, dtype=None):
-        fill = value.item() if isinstance(value, ndarray) else value
-        return filled(fill)(shape, dtype or np.asarray(fill).dtype)
+        return filled(value)(shape, dtype or np.asarray(value).dtype)
 
     def full_host(function):
         return lambda *a, **k: compute(lambda: function(*a, **k))
 
-    ufuncs = "add multiply maximum log exp sqrt isfinite less_equal".split()
+    ufuncs = "add multiply maximum log exp sqrt isfinite".split()
     return {
         **{name: UFunc(name) for name in ufuncs},
         **{name: full_host(getattr(np, name)) for name in ("arange", "tri")},

@@ -67,12 +67,18 @@ def attention(
         options = {"num_heads": num_heads, "rate": rate, "rng": rng}
         return in_float32(PRIMITIVES["attention"], q, k, v, mask, **options)
     shape = (len(q), num_heads, q.shape[1], k.shape[1])  # [B, H, T, S]
+    given = _kernel_inputs((q, k, v), mask, shape, draw_mask(shape, rate, rng))
+    return _in_one_kernel(given, shape)
+
+
+def _in_one_kernel(given: KernelInputs, shape: tuple[int, ...]) -> tuple[Array, Vjp]:
+    """Compute attention by the kernels of `attention.cu`; `shape` is (B, H, T, S)."""
+    q, _, v = given.arrays
+    xp, (sentences, heads, queries, keys) = array_module(q), shape
 
     # A kernel for the width of the heads divides queries and keys into tiles.
-    width, tile = _tile_of(head_width, q.dtype)
-    grid = num_heads, len(q), -(-q.shape[1] // tile)
-
-    given = _kernel_inputs((q, k, v), mask, shape, draw_mask(shape, rate, rng))
+    width, tile = _tile_of(max(q.shape[-1], v.shape[-1]) // heads, q.dtype)
+    grid = heads, sentences, -(-queries // tile)
     launch = functools.partial(device.current().launch, block=TILE_THREADS)
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]
     statistics = xp.empty((2, *shape[:-1]), np.float32)
@@ -92,7 +98,7 @@ def attention(
     def vjp(g: Array) -> tuple[Array | None, ...]:
         gradients = [xp.empty(x.shape, x.dtype) for x in given.arrays]
         # With several tiles of keys, the gradient of the queries is a sum over them.
-        several = k.shape[1] > tile
+        several = keys > tile
         launch(
             f"attention_backward_{width}",
             q.dtype,
