@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 import train
 from minitransformer.api import load
+from minitransformer.backends.cuda.training import GpuModel
 from minitransformer.settings.decoding_config import DecodingConfig
 from support.in_process import run_main, run_translate
 from support.models import save_small_model
@@ -111,6 +112,90 @@ def test_a_first_training_ends_with_translations(stand_in, tmp_path, monkeypatch
         train.main, "--resume", "run", "--steps", 5, "--device", "cuda:1"
     )
     assert code == 0, err
+
+
+@pytest.fixture
+def run(stand_in, tmp_path, monkeypatch):
+    """Run train.py on a small text, where `--device cuda` is the stand-in's."""
+    monkeypatch.chdir(tmp_path)
+    new = gpu_run(tmp_path, "--dropout", 0)
+
+    def start(flags, code=0):
+        given = [] if "--resume" in flags else new
+        assert train.main([str(flag) for flag in (*given, *flags.split())]) == code
+
+    return start
+
+
+def losses(path):
+    lines = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    kinds = "loss", "validation_loss"
+    return [line[k] for line in lines for k in kinds if k in line]
+
+
+def test_a_run_goes_from_gpu_to_cpu_and_back(run, tmp_path):
+    """Its files are portable, and of float32."""
+    run("--run mixed --steps 4 --device cuda --precision fp16")
+    run("--run whole --device cpu")
+    mixed = losses(tmp_path / "mixed")
+    assert mixed == pytest.approx(losses(tmp_path / "whole"), rel=5e-3)
+    path = tmp_path / "mixed" / "step-00000004.safetensors"
+    types = {tensor.dtype.name for tensor in load_file(path).values()}
+    assert types == {"float32", "uint8"}
+    run("--resume mixed --steps 6 --threads 1 --precision fp32")
+    assert losses(tmp_path / "mixed")[-1] < mixed[0]
+    by_validation = "--average-by validation --average 1"
+    run(f"--resume mixed --steps 8 --device cuda --precision fp16 {by_validation}")
+    log = (tmp_path / "mixed" / "train.log").read_text()
+    assert f"average 1   validation loss {losses(tmp_path / 'mixed')[-1]:.4f}" in log
+    assert "device      cuda, fp16" in log
+    assert "loss scale 65,536, 0 skipped" in log
+
+
+def poisoned(monkeypatch, step):
+    """Make the gradient of one step infinite."""
+    forward_backward = GpuModel.forward_backward
+
+    def infinite(self, batches, label_smoothing, key):
+        loss = forward_backward(self, batches, label_smoothing, key)
+        if key[1:] == (step,):
+            self.parameters.grad[3] = np.inf
+        return loss
+
+    monkeypatch.setattr(GpuModel, "forward_backward", infinite)
+
+
+def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(
+    run, tmp_path, monkeypatch, capsys
+):
+    poisoned(monkeypatch, 3)
+    run("--run run --steps 8 --device cuda --save-every 1", code=1)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "step 3, epoch" in line  # where it is saved, and so looked at
+    assert "losses and gradients, got 1 not finite (the last: in" in line
+    tensors = load_file(sorted((tmp_path / "run").glob("step-*"))[-1])
+    assert all(np.isfinite(tensor).all() for tensor in tensors.values())
+
+
+def test_an_infinite_gradient_halves_the_scale_and_resuming_is_exact(
+    run, tmp_path, monkeypatch
+):
+    poisoned(monkeypatch, 1)
+    poisoned(monkeypatch, 3)
+    run("--run scaled --steps 4 --device cuda --precision fp16")
+    log = (tmp_path / "scaled" / "train.log").read_text()
+    assert "loss scale 16,384, 2 skipped" in log
+    assert "finite" not in log.partition("memory")[2]
+    flags = "--device cuda --precision fp16 --dropout 0.3 --validate-bleu 0 --steps"
+    run(f"--run unbroken {flags} 4")
+    run(f"--run broken {flags} 2")
+    run("--resume broken --device cuda --threads 1 --steps 4")
+    ends = [
+        load_file(tmp_path / name / "step-00000004.safetensors")
+        for name in ("unbroken", "broken")
+    ]
+    for name, tensor in ends[0].items():
+        np.testing.assert_array_equal(tensor, ends[1][name])
 
 
 RANK = """

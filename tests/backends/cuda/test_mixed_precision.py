@@ -1,15 +1,12 @@
 """16-bit copies, loss scaling and steps on a GPU, by kernels built for the host."""
 
-import json
 from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 
-import train
 from minitransformer.backends.cuda.device import choose_precision, set_tf32
 from minitransformer.backends.cuda.optimizer import GpuAdam
 from minitransformer.backends.cuda.training import GpuModel
@@ -26,7 +23,6 @@ from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
 from support.closeness import assert_close
 from support.models import small_batch, tiny_config
-from support.scripts import SMALL_RUN
 
 CONFIG = tiny_config(vocab_size=20, d_model=64, d_ff=128, num_heads=4, dropout=0.0)
 # |got - expected| <= tolerance * |expected|, in Euclidean norms of whole gradients,
@@ -189,97 +185,3 @@ def test_a_deep_step_with_graphs_follows_float64(request, where, name):
         difference = parameters.grad.get() / float(scale.factor) - expected.grad
         size = np.linalg.norm(expected.grad)
         assert np.linalg.norm(difference) <= STEP_TOLERANCES[name] * size
-
-
-@pytest.fixture
-def run(stand_in, tmp_path, monkeypatch):
-    """Run train.py on a few sentences, where `--device cuda` is the stand-in's."""
-    monkeypatch.chdir(tmp_path)
-    for split, lines in {"train": 24, "val": 2}.items():
-        text = "".join(f"{'a cat and a dog saw'[i % 7 :]} {i}\n" for i in range(lines))
-        for side in ("source", "target"):
-            (tmp_path / f"{split}.{side}").write_text(text)
-    splits = "train-source", "train-target", "val-source", "val-target"
-    files = [f"--{name}={name.replace('-', '.')}" for name in splits]
-    changed = "--dropout 0 --vocab-size 40 --max-tokens 60 --log-every 2 --threads 1"
-    small = [*SMALL_RUN, *changed.split(), "--validate-bleu", "1", "--beam", "1"]
-
-    def start(flags, code=0):
-        new = [] if "--resume" in flags else [*files, *small]
-        assert train.main([*new, *flags.split()]) == code
-
-    return start
-
-
-def losses(path):
-    lines = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
-    kinds = "loss", "validation_loss"
-    return [line[k] for line in lines for k in kinds if k in line]
-
-
-@pytest.mark.slow
-def test_a_run_goes_from_gpu_to_cpu_and_back(run, tmp_path):
-    """Its files are portable, and of float32."""
-    run("--run mixed --steps 4 --device cuda --precision fp16")
-    run("--run whole --steps 4")
-    mixed = losses(tmp_path / "mixed")
-    assert mixed == pytest.approx(losses(tmp_path / "whole"), rel=5e-3)
-    path = tmp_path / "mixed" / "step-00000004.safetensors"
-    types = {tensor.dtype.name for tensor in load_file(path).values()}
-    assert types == {"float32", "uint8"}
-    run("--resume mixed --steps 6 --threads 1 --precision fp32")
-    assert losses(tmp_path / "mixed")[-1] < mixed[0]
-    by_validation = "--average-by validation --average 1"
-    run(f"--resume mixed --steps 8 --device cuda --precision fp16 {by_validation}")
-    log = (tmp_path / "mixed" / "train.log").read_text()
-    assert f"average 1   validation loss {losses(tmp_path / 'mixed')[-1]:.4f}" in log
-    assert "device      cuda, fp16" in log
-    assert "loss scale 65,536, 0 skipped" in log
-
-
-def poisoned(monkeypatch, step):
-    """Make the gradient of one step infinite."""
-    forward_backward = GpuModel.forward_backward
-
-    def infinite(self, batches, label_smoothing, key):
-        loss = forward_backward(self, batches, label_smoothing, key)
-        if key[1:] == (step,):
-            self.parameters.grad[3] = np.inf
-        return loss
-
-    monkeypatch.setattr(GpuModel, "forward_backward", infinite)
-
-
-@pytest.mark.slow
-def test_on_a_gpu_an_infinite_gradient_stops_the_run_at_the_report(
-    run, tmp_path, monkeypatch, capsys
-):
-    poisoned(monkeypatch, 3)
-    run("--run run --steps 8 --device cuda --save-every 1", code=1)
-    [line] = capsys.readouterr().err.splitlines()
-    assert "step 3, epoch" in line  # where it is saved, and so looked at
-    assert "losses and gradients, got 1 not finite (the last: in" in line
-    tensors = load_file(sorted((tmp_path / "run").glob("step-*"))[-1])
-    assert all(np.isfinite(tensor).all() for tensor in tensors.values())
-
-
-@pytest.mark.slow
-def test_an_infinite_gradient_halves_the_scale_and_resuming_is_exact(
-    run, tmp_path, monkeypatch
-):
-    poisoned(monkeypatch, 1)
-    poisoned(monkeypatch, 3)
-    run("--run scaled --steps 4 --device cuda --precision fp16")
-    log = (tmp_path / "scaled" / "train.log").read_text()
-    assert "loss scale 16,384, 2 skipped" in log
-    assert "finite" not in log.partition("memory")[2]
-    flags = "--device cuda --precision fp16 --dropout 0.3 --validate-bleu 0 --steps"
-    run(f"--run unbroken {flags} 4")
-    run(f"--run broken {flags} 2")
-    run("--resume broken --device cuda --threads 1 --steps 4")
-    ends = [
-        load_file(tmp_path / name / "step-00000004.safetensors")
-        for name in ("unbroken", "broken")
-    ]
-    for name, tensor in ends[0].items():
-        np.testing.assert_array_equal(tensor, ends[1][name])
