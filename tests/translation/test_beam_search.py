@@ -17,6 +17,7 @@ from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation import batch_translation
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.beam_search import BeamSearch
+from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.translator import Translator
 from support.closeness import assert_close
 from support.models import tiny_config
@@ -155,6 +156,39 @@ def model(positions="sinusoidal", dtype="float64"):
     sizes = {"vocab_size": 20, "d_model": 16, "d_ff": 24, "num_heads": 4, "d_v": 3}
     config = tiny_config((2, 2), **sizes, positions=positions, max_positions=40)
     return Transformer(config, seed=5, dtype=dtype)
+
+
+def of_kind(kind):
+    """A model whose caches forget, or several models."""
+    if kind == "ensemble":
+        return Ensemble([model(), model("learned")])
+    return Transformer(replace(model().config, attention_window=5), 5, "float64")
+
+
+@pytest.mark.parametrize(("kind", "threads"), [("restricted", 1), ("ensemble", 2)])
+def test_batches_that_are_filled_up_change_no_translation(kind, threads, monkeypatch):
+    net = of_kind(kind)
+    rng, joined, join = np.random.default_rng(7), [], BeamSearch.join
+    for embedding in (m.embedding for m in getattr(net, "members", [net])):
+        embedding.table.data *= 2  # ends come soon, and late
+
+    def watched(self, other):
+        joined.append(self.length)
+        join(self, other)
+
+    monkeypatch.setattr(BeamSearch, "join", watched)
+    monkeypatch.setattr(workers, "CAN_FORK", False)  # to see all of them
+    sources = [list(rng.integers(4, 20, n)) for n in rng.integers(1, 12, 40)]
+    settings = {"beam": 3, "nbest": 2, "max_len_b": 20}
+    config = DecodingConfig(**settings, decode_tokens=3 * 60)
+    together = translate_ids(net, sources, config, threads)
+    assert max(joined) > 1
+    joined.clear()
+    for source, found in zip(sources, together, strict=True):
+        [alone] = translate_ids(net, [source], config)
+        assert [h.tokens for h in found] == [h.tokens for h in alone]
+        assert_close([h.score for h in found], [h.score for h in alone])
+    assert not joined
 
 
 def test_the_longest_output_is_the_input_length_plus_50_tokens():
