@@ -16,7 +16,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ from minitransformer.text.find import text_of
 from minitransformer.text.pairs import TextPair
 from minitransformer.training import distributed, evaluation, optimizer
 from minitransformer.training.averaging import average_last
-from minitransformer.training.lifecycle import TrainingRun, locked_directory
+from minitransformer.training.lifecycle import TrainingRun
 from minitransformer.training.parallel import ParallelModel
 from minitransformer.training.progress import Update, run_summary
 from minitransformer.translation import quality
@@ -450,7 +450,9 @@ def finish(run: TrainingRun, data: Data, model: ParallelModel) -> None:
 def run_training(args: argparse.Namespace, ranks: distributed.Communicator) -> int:
     """Begin a run or continue one, or only describe it; return the exit code."""
     path, settings, resumes = starting_point.choose_run(args, ranks.rank)
-    with locked_directory(path, ranks, resumes) as directory:
+    # Rank 0 names the directory, and keeps other trainings out of it.
+    directory = RunDirectory(ranks.all_gather(path)[0])
+    with nullcontext() if ranks.rank else directory.lock(resumes):
         run, device = open_run(args, directory, settings, resumes, ranks)
         data = encode(run, args.cache)
         model, adam = place_model(run, device, graphs=not args.eager)

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -32,19 +32,6 @@ from minitransformer.training.progress import Progress, Update
 
 # The signals that ask a training to save and stop. SIGHUP says that a terminal closed.
 STOP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def locked_directory(
-    path: Path, ranks: Communicator, resumes: bool
-) -> Iterator[RunDirectory]:
-    """Keep other trainings out of the directory that rank 0 names.
-
-    Raises: ValueError as `RunDirectory.lock`.
-    """
-    run = RunDirectory(ranks.all_gather(path)[0])
-    with nullcontext() if ranks.rank else run.lock(resumes):
-        yield run
 
 
 @dataclass
