@@ -535,6 +535,24 @@ def test_a_run_that_has_ended_is_not_trained_further(start, clock):
         assert config["training"]["steps"] == 91  # as was asked for before
 
 
+def test_the_test_text_is_translated_by_the_mean(start, monkeypatch):
+    used, real = [], train.translate
+
+    def watched(run, model, pairs):
+        used.append(model.parameters.data.copy())
+        return real(run, model, pairs)
+
+    monkeypatch.setattr(train, "translate", watched)
+    start("--steps", 6, "--run", "run")
+    mean, last = (
+        checkpoint.load(Path("run", f"{name}.safetensors")).parameters.data
+        for name in ("averaged", "step-00000006")
+    )
+    [found] = used
+    np.testing.assert_array_equal(found, mean)
+    assert abs(mean - last).max() > 1e-3
+
+
 # What may go wrong
 
 
