@@ -404,7 +404,10 @@ def translate(
         (best.text, best.mean_log_prob)
         for best, *_ in translator.hypotheses(sources, run.settings.decoding)
     ]
-    lines, means = zip(*run.ranks.gather_in_turn(mine), strict=True)
+    ranked = [("", 0.0)] * len(pairs)
+    for rank, share in enumerate(run.ranks.all_gather(mine)):
+        ranked[rank :: run.ranks.size] = share
+    lines, means = zip(*ranked, strict=True)
     run.progress.change(log_prob_quantiles=quantiles(means))
     targets = [target for _, target in pairs]
     return quality.translation_quality(lines, targets, run.training.bleu_tokenizer)

@@ -8,7 +8,6 @@ NCCL sums (`cuda/nccl.py`) while the backward pass goes on.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import platform
@@ -110,11 +109,6 @@ class Communicator:
     def all_gather(self, value: Any) -> list[Any]:
         """Return the value of every rank, by rank."""
         return [value]
-
-    def gather_in_turn(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items of all ranks, one of each rank in turn."""
-        turns = itertools.zip_longest(*self.all_gather(items))
-        return [item for turn in turns for item in turn if item is not None]
 
     def num_cores(self) -> int:
         """Return how many cores this rank has; ranks of the same cores divide these."""
