@@ -11,7 +11,6 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -330,27 +329,36 @@ def graph_memory(xp: ModuleType) -> Any:
     return pool
 
 
-def record(stream: Any, work: Callable[[Callable[[], None]], None]) -> list[Any]:
-    """Record what `work` launches on `stream` as CUDA graphs, without running it.
+class Recording:
+    """Records what is launched on a stream as CUDA graphs, without running it.
 
-    `work` takes a function, which ends a graph and begins the next.
+    with Recording(stream) as recording:
+        work()
+    for graph in recording.graphs:
+        graph.launch()
 
-    Raises: what `work` raised, or the driver: there are many kinds.
+    Raises: errors of the driver, of cuBLAS and of CuPy, where they cannot be recorded
     """
-    graphs: list[Any] = []
 
-    def cut() -> None:
-        graphs.append(stream.end_capture())
-        stream.begin_capture()
+    def __init__(self, stream: Any) -> None:
+        self.graphs: list[Any] = []
+        self._stream = stream
 
-    stream.begin_capture()
-    try:
-        work(cut)
-    except BaseException:  # also KeyboardInterrupt: the stream must be usable again
+    def __enter__(self) -> Recording:
+        self._stream.begin_capture()
+        return self
+
+    def cut(self) -> None:
+        """End a graph, and begin the next."""
+        self.graphs.append(self._stream.end_capture())
+        self._stream.begin_capture()
+
+    def __exit__(self, error: type | None, *_: object) -> None:
+        if error is None:
+            self.graphs.append(self._stream.end_capture())
+            return
         with contextlib.suppress(Exception):  # only a consequence of the first error
-            stream.end_capture()
-        raise
-    return [*graphs, stream.end_capture()]
+            self._stream.end_capture()  # the stream must be usable again
 
 
 def num_blocks(threads: int) -> int:

@@ -208,9 +208,9 @@ class SearchSteps:
             if size in self._graphs:
                 return
             try:
-                [self._graphs[size]] = device.record(
-                    cuda.get_current_stream(), lambda cut: self.compute(size)
-                )
+                with device.Recording(cuda.get_current_stream()) as recording:
+                    self.compute(size)
+                [self._graphs[size]] = recording.graphs
             except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds
                 warnings.warn(f"decoding without CUDA graphs: {error}", stacklevel=2)
                 self._graphs[size] = None

@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -274,11 +273,10 @@ class GpuModel(ParallelModel):
         # Record the same work, with the same noise, for the next batch of this shape.
         if not self._records_graphs or len(self._graphs) >= MAX_GRAPHS:
             return
-        work = partial(self._compute, batch, label_smoothing, rng)
         try:
             rng.reseed(key)
             with self.xp.cuda.using_allocator(self._memory.malloc):
-                graphs, completed = self._record(work)
+                graphs, completed = self._record(batch, label_smoothing, rng)
             recorded = RecordedGraph(graphs, completed, batch, rng, positions)
             self._graphs[name] = recorded
         except MemoryError:
@@ -302,27 +300,26 @@ class GpuModel(ParallelModel):
             loss.backward(self._weight, when_complete)
 
     def _record(
-        self, compute: Callable[[Callable[[Tensor], None]], None]
+        self, batch: PaddedBatch, label_smoothing: float, rng: PhiloxStream
     ) -> tuple[list[Any], list[list[Tensor]]]:
         """Record graphs, and the parameters whose gradients each completes."""
         completed: list[list[Tensor]] = [[]]
         bucket_of = self._all_reduce.bucket_of
         missing = Counter(bucket_of.values())
 
-        def work(cut: Callable[[], None]) -> None:
-            # Where a bucket of gradients is complete, its all-reduce may start: end the
-            # graph there, and begin the next.
-            def note(parameter: Tensor) -> None:
-                completed[-1].append(parameter)
-                bucket = bucket_of[id(parameter)]
-                missing[bucket] -= 1
-                if not missing[bucket] and self.communicator.size > 1:
-                    completed.append([])
-                    cut()
+        # Where a bucket of gradients is complete, its all-reduce may start: end the
+        # graph there, and begin the next.
+        def note(parameter: Tensor) -> None:
+            completed[-1].append(parameter)
+            bucket = bucket_of[id(parameter)]
+            missing[bucket] -= 1
+            if not missing[bucket] and self.communicator.size > 1:
+                completed.append([])
+                recording.cut()
 
-            compute(note)
-
-        return device.record(self._stream, work), completed
+        with device.Recording(self._stream) as recording:
+            self._compute(batch, label_smoothing, rng, note)
+        return recording.graphs, completed
 
     def _padded_shape(self, part: Batch) -> tuple[int, int, int]:
         """Return the sentences, source tokens and target tokens to pad a part to."""
