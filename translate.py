@@ -21,6 +21,7 @@ from minitransformer.cli import (
     Parser,
     add_arguments,
     add_device,
+    add_model,
     exit_code,
     path_or_standard,
     positive,
@@ -135,15 +136,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="file of the translations, plain or .gz (default -, which is standard "
         "output; with --reference none)",
     )
-    add(
-        "--model",
-        "-m",
-        type=Path,
-        action="append",
-        metavar="PATH",
-        help="run, checkpoint, en-de or de-en (default newest ended run, or en-de); "
-        "repeat for an ensemble",
-    )
+    add_model(parser)
 
     # The quality of translations.
     add(
@@ -178,12 +171,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--tag",
         metavar="TAG",
         help="tag that every line gets, such as <2de>, if the model learned several",
-    )
-    add(
-        "--glossary",
-        type=Path,
-        metavar="FILE",
-        help="file of terms and their translations, with a tab between them",
     )
     add(
         "--prefix",

@@ -182,6 +182,25 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which model translates, and with which terms."""
+    parser.add_argument(
+        "--model",
+        "-m",
+        type=Path,
+        action="append",
+        metavar="PATH",
+        help="run, checkpoint, en-de or de-en (default newest ended run, or en-de); "
+        "repeat for an ensemble",
+    )
+    parser.add_argument(
+        "--glossary",
+        type=Path,
+        metavar="FILE",
+        help="file of terms and their translations, with a tab between them",
+    )
+
+
 def _flag(f: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
     """Return the arguments of `add_argument` for a field's flag."""
     kind, optional = value_type(hint)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from minitransformer.api import load
-from minitransformer.cli import add_arguments, add_device, say
+from minitransformer.cli import add_arguments, add_device, add_model, say
 from minitransformer.commands import Command
 from minitransformer.runs.models import described, find_checkpoint, language_codes
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
@@ -303,10 +303,7 @@ def main(arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("input", type=Path, help="the file to translate")
     add("output", type=Path, help="the file to write, of the same kind")
-    model = "run, checkpoint, en-de or de-en (default newest ended run, or en-de)"
-    add("--model", "-m", type=Path, action="append", metavar="PATH", help=model)
-    terms = "file of terms and their translations, with a tab between them"
-    add("--glossary", type=Path, metavar="FILE", help=terms)
+    add_model(parser)
     add_device(parser)
     add_arguments(parser, DecodingConfig)
     return parser.run(arguments, translate_file, kind="text")
