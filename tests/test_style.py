@@ -33,10 +33,10 @@ ALLOWED: dict[tuple[str, str], int] = {}
 
 # The most tokens, with the aim where it is not reached yet.
 BUDGETS = {
-    "package": 109_600,  # 97,500
-    "core": 69_500,  # 62,000
-    "tests": 178_800,  # 160,000
-    "benchmarks": 27_000,
+    "package": 108_200,  # 97,500
+    "core": 68_500,  # 62,000
+    "tests": 172_800,  # 160,000
+    "benchmarks": 25_200,
 }
 
 
