@@ -97,7 +97,7 @@ class LibreTranslate:
     def name_of(self, direction: Direction) -> str:
         return f"{self.names[direction.source]} to {self.names[direction.target]}"
 
-    async def languages(self, request: Fields) -> list[Fields]:
+    def languages(self) -> list[Fields]:
         return [
             {
                 "code": code,
@@ -107,7 +107,7 @@ class LibreTranslate:
             for code, name in self.names.items()
         ]
 
-    async def settings(self, request: Fields) -> Fields:
+    def settings(self) -> Fields:
         """Return what LibreTranslate's own page and other programs ask for first."""
         first = self.directions[0]
         return {

@@ -74,9 +74,9 @@ class Door:
         routes: dict[tuple[str, str], Endpoint] = {
             # What anybody may ask who reaches the server.
             ("GET", "/"): self._page,
-            ("GET", "/frontend/settings"): self._endpoint(interface.settings),
-            ("GET", "/health"): self._endpoint(self._health),
-            ("GET", "/languages"): self._endpoint(interface.languages),
+            ("GET", "/frontend/settings"): _constant(interface.settings()),
+            ("GET", "/health"): _constant({"status": "ok"}),
+            ("GET", "/languages"): _constant(interface.languages()),
             # What needs the key.
             ("POST", "/attention"): self._endpoint(interface.attention),
             ("POST", "/detect"): self._endpoint(interface.detect),
@@ -119,13 +119,10 @@ class Door:
             ),
             LIMIT=interface.limit,
             UNSURE=UNSURE,
-            LANGUAGES=html.escape(json.dumps(await interface.languages({}))),
+            LANGUAGES=html.escape(json.dumps(interface.languages())),
             FIGURES=html.escape("; ".join(figures)),
         )
         return HTMLResponse(text)
-
-    async def _health(self, fields: Fields) -> Fields:
-        return {"status": "ok"}
 
     async def _translate_file(self, request: Request) -> Response:
         fields = await self._fields(request, has_file=True)
@@ -147,9 +144,7 @@ class Door:
         """Return what answers a request by a function of its fields."""
 
         async def answer(request: Request) -> Response:
-            # What is asked by GET needs no key.
-            fields = await self._fields(request) if request.method == "POST" else {}
-            return _json(await function(fields))
+            return _json(await function(await self._fields(request)))
 
         return answer
 
@@ -238,6 +233,15 @@ def _fields_of(pairs: Sequence[tuple[str, Any]]) -> Fields:
     if len(texts) > 1 or "q[]" in fields:
         fields["q"] = texts
     return fields
+
+
+def _constant(answer: Any) -> Endpoint:
+    """Return what gives the same answer to every request, which needs no key."""
+
+    async def same(request: Request) -> Response:
+        return _json(answer)
+
+    return same
 
 
 def _json(answer: Any, status: int = HTTPStatus.OK) -> Response:
