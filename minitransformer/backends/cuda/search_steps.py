@@ -73,18 +73,16 @@ class Shape(NamedTuple):
         )
 
 
-class ArraySize(NamedTuple):
-    """The shape and type of an array."""
+class Part(NamedTuple):
+    """An array in a block of memory: the bytes from `start` to before `end`."""
 
+    start: int
+    end: int
     shape: tuple[int, ...]
     dtype: Any
 
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
-
-def arrays_of(model: Transformer, of: Shape) -> dict[str, ArraySize]:
+def layout(model: Transformer, of: Shape) -> dict[str, Part]:
     """Return the arrays of a search. Those of POINTERS are explained in beam_search.cu.
 
     A row of a cache has a position's key and, behind it, its value.
@@ -110,19 +108,18 @@ def arrays_of(model: Transformer, of: Shape) -> dict[str, ArraySize]:
         ("all_origins all_tokens", (capacity, rows, beams), np.int32),
         ("position", (1,), np.int32),
     )
-    return {
-        name: ArraySize(shape, dtype)
-        for names, shape, dtype in groups
-        for name in names.split()
-    }
+    parts, end = {}, 0
+    for names, shape, dtype in groups:
+        for name in names.split():
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            end = start + math.prod(shape) * np.dtype(dtype).itemsize
+            parts[name] = Part(start, end, shape, dtype)
+    return parts
 
 
-def places(sizes: dict[str, ArraySize]) -> list[int]:
-    """Return where each array begins in a piece of memory, and where the last ends."""
-    starts = [0]
-    for size in sizes.values():
-        starts.append(starts[-1] + -(-size.num_bytes // ALIGNMENT) * ALIGNMENT)
-    return starts
+def num_bytes(model: Transformer, shape: Shape) -> int:
+    """Return the size of the block that a search's arrays need."""
+    return max(part.end for part in layout(model, shape).values())
 
 
 class SearchSteps:
@@ -140,11 +137,10 @@ class SearchSteps:
         self._graphs: dict[int, Any] = {}
 
         # Lay the arrays out in the block.
-        sizes = arrays_of(model, shape)
         self.arrays = SimpleNamespace()
-        for (name, size), place in zip(sizes.items(), places(sizes), strict=False):
-            part = block[place : place + size.num_bytes]
-            setattr(self.arrays, name, part.view(size.dtype).reshape(size.shape))
+        for name, part in layout(model, shape).items():
+            array = block[part.start : part.end].view(part.dtype).reshape(part.shape)
+            setattr(self.arrays, name, array)
         self._struct = device.struct(
             SEARCH,
             **{name: address(array) for name, array in vars(self.arrays).items()},
@@ -380,7 +376,7 @@ def search_steps(model: Transformer, shape: Shape) -> SearchSteps:
     if of_model is None or address(of_model.table) != address(table):
         of_model = all_steps[model] = ModelSteps(table)
     if shape not in of_model.by_shape:
-        size = places(arrays_of(model, shape))[-1]
+        size = num_bytes(model, shape)
         if size > len(of_model.block):
             # Graphs write to the block that they were recorded with.
             of_model.by_shape.clear()

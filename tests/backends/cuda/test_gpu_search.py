@@ -12,8 +12,7 @@ from minitransformer.backends.cuda.beam_search import GraphSearch, start_search
 from minitransformer.backends.cuda.search_steps import (
     SearchSteps,
     Shape,
-    arrays_of,
-    places,
+    num_bytes,
     rounded_up,
     top_tokens,
 )
@@ -91,8 +90,8 @@ class ScriptedSteps(SearchSteps):
     def __init__(self, gpu, table, shape):
         self.model = model = on_gpu(gpu)
         self.table, self.counts = table, []
-        size = places(arrays_of(model, shape))[-1]
-        super().__init__(model, shape, gpu.xp.empty(size, np.uint8))
+        block = gpu.xp.empty(num_bytes(model, shape), np.uint8)
+        super().__init__(model, shape, block)
         self.histories = {}
 
     def run(self, size):
