@@ -167,7 +167,7 @@ def test_what_waits_is_translated_together(server, held, monkeypatch):
         wrong = {**PAIR, "q": "\n", "prefix": "the\ncat"}
         wrong = threads.submit(request, server, "POST", "/translate", wrong)
         while len(server.interface.queue.waiting) < 42:
-            pass
+            time.sleep(0.01)
         go_on.set()
         found = [other.result() for other in others]
         assert json.loads(wrong.result()[1])["error"].startswith("prefix of line 1")
@@ -188,7 +188,7 @@ def test_too_much_that_waits_is_refused(server, held):
         for _ in range(5):
             threads.submit(request, server, "POST", "/translate", long)
         while len(server.interface.queue.waiting) < 5:
-            pass
+            time.sleep(0.01)
         status, text, _ = request(server, "POST", "/translate", long)
         assert (status, text[:20]) == (429, '{"error": "Slowdown:')
         go_on.set()
