@@ -43,13 +43,13 @@ def kernel_table(events: Iterable[Any], steps: int, most: int) -> list[str]:
 
 
 def main() -> None:
-    from torch.profiler import ProfilerActivity, profile
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--shape", choices=speed.SHAPES, default="base-25000")
     add("--kernels", type=int, default=45, help="the most that are shown")
     args = parser.parse_args()
+    from torch.profiler import ProfilerActivity, profile
+
     asked = argparse.Namespace(shape=args.shape, side="ours", device="cuda")
     step, wait = speed.ours(asked)
     for number in range(4):  # kernels are compiled, graphs recorded and replayed
