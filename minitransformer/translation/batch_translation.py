@@ -202,12 +202,14 @@ def map_batches(
         size = max(1, max_tokens // (int(lengths[order[first]]) + 1))
         batches.append(order[first : first + size])
         first += size
+    if not batches:
+        return
 
     # Apply the function to each, and say which result belongs to which sentence.
     def results_of(batch: np.ndarray) -> list[R]:
         return list(function(batch))
 
-    count = max(min(num_threads, len(batches)), 1)
+    count = min(num_threads, len(batches))
     with parallel_map(results_of, count) as mapped:
         for batch, results in zip(batches, mapped(batches), strict=True):
             yield from zip(batch.tolist(), results, strict=True)

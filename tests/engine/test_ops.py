@@ -241,6 +241,17 @@ def test_large_scores_do_not_overflow(scale):
     assert np.isfinite(loss)
 
 
+@pytest.mark.parametrize("hidden", [[], [0], [0, 2]])
+def test_a_mask_hides_keys_as_if_they_were_not_there(hidden):
+    """Also where it hides none."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 3, 4)) for _ in range(3))
+    kept = np.delete(np.arange(3), hidden)
+    found, _ = PRIMITIVES["attention"](q, k, v, np.isin(range(3), kept), num_heads=2)
+    alone = PRIMITIVES["attention"](q, k[:, kept], v[:, kept], num_heads=2)
+    assert_close(found, alone[0])
+
+
 def test_a_batch_of_no_sentences_has_a_shape():
     x, weight = np.zeros((0, 3, 4)), np.ones((4, 6))
     out, vjp = PRIMITIVES["linear"](x, weight)

@@ -31,6 +31,7 @@ from minitransformer.backends.onednn.kernels import is_parameter, with_more_rows
 from minitransformer.backends.onednn.library import RELU, OneDnn, ScaledMatrix
 from minitransformer.engine.autograd import is_recording
 from minitransformer.engine.backend import Backend
+from minitransformer.engine.ops import relu_in_place
 from minitransformer.settings.extras import import_extra
 
 # The most rows for which NumKong takes less time than oneDNN.
@@ -141,7 +142,7 @@ class Int8Matrix:
             if bias is not None:
                 out += bias
             if relu:
-                np.maximum(out, 0, out=out)
+                relu_in_place(out)
         return out.reshape(*x.shape[:-1], len(self._scales)), None
 
     def projections(self, x: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
