@@ -21,6 +21,7 @@ import numpy as np
 
 from minitransformer.backends.cuda import device
 from minitransformer.backends.cuda.device import WARP, address
+from minitransformer.backends.cuda.graphs import Recording
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import Array, array_module
@@ -204,7 +205,7 @@ class SearchSteps:
             if size in self._graphs:
                 return
             try:
-                with device.Recording(cuda.get_current_stream()) as recording:
+                with Recording(cuda.get_current_stream()) as recording:
                     self.compute(size)
                 [self._graphs[size]] = recording.graphs
             except Exception as error:  # of the driver, of cuBLAS, of CuPy: many kinds

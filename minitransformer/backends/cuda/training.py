@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda.graphs import Recording, graph_memory
 from minitransformer.backends.cuda.nccl import GradientAllReduce
 from minitransformer.backends.cuda.ops import adding_to, sort_tokens
 from minitransformer.backends.cuda.philox import PhiloxStream
@@ -168,7 +169,7 @@ class GpuModel(ParallelModel):
         self._in_flight: deque[PaddedBatch] = deque()
         self._loss = xp.zeros(1, dtype=np.float32)
         self._weight = xp.zeros((), dtype=np.float32)
-        self._memory = device.graph_memory(xp)
+        self._memory = graph_memory(xp)
         # The null stream cannot be recorded.
         self._stream = xp.cuda.Stream(non_blocking=True)
         xp.cuda.Device().synchronize()  # wait for the parameters
@@ -317,7 +318,7 @@ class GpuModel(ParallelModel):
                 completed.append([])
                 recording.cut()
 
-        with device.Recording(self._stream) as recording:
+        with Recording(self._stream) as recording:
             self._compute(batch, label_smoothing, rng, note)
         return recording.graphs, completed
 

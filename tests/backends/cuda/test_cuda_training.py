@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.backends.cuda import device
-from minitransformer.backends.cuda.device import graph_memory
+from minitransformer.backends.cuda.graphs import graph_memory
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.backends.cuda.training import GpuModel, PaddedBatch, padded_length
 from minitransformer.engine.autograd import Tensor
