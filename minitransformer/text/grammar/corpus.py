@@ -141,8 +141,9 @@ def built_in_corpus(cache: Path) -> dict[str, TextPair]:
     def build(partial: Path) -> None:
         partial.mkdir()
         for split, size in SIZES.items():
-            files = partial / f"{split}.en", partial / f"{split}.de"
-            write_pairs(generate(size, split), *files)
+            source = partial / f"{split}.en"
+            target = partial / f"{split}.de"
+            write_pairs(generate(size, split), source, target)
 
     def read(folder: Path) -> dict[str, TextPair]:
         names = {s: (f"{folder}/{s}.en", f"{folder}/{s}.de") for s in SIZES}
