@@ -75,7 +75,7 @@ def _extended(rng: random.Random, clause: Clause) -> Clause:
     if kind < 0.5:
         return clause
     if kind < 0.7:
-        addition = rng.choice(list(words.PLACES.items()))
+        addition = rng.choice(words.PLACES)
     elif kind < 0.85:
         addition = ("with " + other.english, "mit " + other.german("dative"))
     else:
@@ -90,7 +90,7 @@ def _scene(rng: random.Random) -> Pair:
     if kind < 0.4:
         return clause.written("statement")
     if kind < 0.6:
-        time, german_time = rng.choice(list(words.TIMES.items()))
+        time, german_time = rng.choice(words.TIMES)
         return clause.written("fronted", time=time, german_time=german_time)
     if kind < 0.75:
         return clause.with_modal(rng.choice(list(words.MODALS)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from minitransformer.text.bilingual import Pair
+
 
 class Noun(NamedTuple):
     """A noun of gender m, f or n; `weak`: -n or -en in all cases but the nominative."""
@@ -36,6 +38,10 @@ def _nouns(table: str) -> list[Noun]:
 
 def _verbs(table: str) -> list[Verb]:
     return [Verb(*row) for row in _cells(table)]
+
+
+def _pairs(table: str) -> list[Pair]:
+    return [(english, german) for english, german in _cells(table)]
 
 
 PEOPLE = _nouns(
@@ -90,32 +96,30 @@ CLOTHES = _nouns(
 )
 OBJECTS = THINGS + OPENABLE + CLOTHES
 
-ANY_ADJECTIVES = [
-    ("old", "alt"),
-    ("small", "klein"),
-    ("big", "groß"),
-    ("beautiful", "schön"),
-    ("good", "gut"),
-]
-PERSON_ADJECTIVES = [
-    *ANY_ADJECTIVES,
-    ("young", "jung"),
-    ("clever", "klug"),
-    ("friendly", "freundlich"),
-    ("happy", "glücklich"),
-    ("strong", "stark"),
-]
-THING_ADJECTIVES = [
-    *ANY_ADJECTIVES,
-    ("new", "neu"),
-    ("red", "rot"),
-    ("green", "grün"),
-    ("blue", "blau"),
-    ("black", "schwarz"),
-    ("white", "weiß"),
-    ("cheap", "billig"),
-    ("heavy", "schwer"),
-]
+ANY_ADJECTIVES = _pairs(
+    """old, alt
+    small, klein
+    big, groß
+    beautiful, schön
+    good, gut"""
+)
+PERSON_ADJECTIVES = ANY_ADJECTIVES + _pairs(
+    """young, jung
+    clever, klug
+    friendly, freundlich
+    happy, glücklich
+    strong, stark"""
+)
+THING_ADJECTIVES = ANY_ADJECTIVES + _pairs(
+    """new, neu
+    red, rot
+    green, grün
+    blue, blau
+    black, schwarz
+    white, weiß
+    cheap, billig
+    heavy, schwer"""
+)
 
 TRANSITIVE = _verbs(
     """sees, see, sieht, sehen
@@ -156,21 +160,21 @@ INTRANSITIVE = _verbs(
     waits, wait, wartet, warten"""
 )
 MODALS = {"can": ("kann", "können"), "must": ("muss", "müssen")}
-TIMES = {
-    "today": "heute",
-    "tomorrow": "morgen",
-    "now": "jetzt",
-    "every day": "jeden Tag",
-    "on Monday": "am Montag",
-    "on Friday": "am Freitag",
-    "in the evening": "am Abend",
-    "in summer": "im Sommer",
-}
-PLACES = {
-    "in the garden": "im Garten",
-    "in the kitchen": "in der Küche",
-    "in the city": "in der Stadt",
-    "at home": "zu Hause",
-    "at school": "in der Schule",
-    "at the station": "am Bahnhof",
-}
+TIMES = _pairs(
+    """today, heute
+    tomorrow, morgen
+    now, jetzt
+    every day, jeden Tag
+    on Monday, am Montag
+    on Friday, am Freitag
+    in the evening, am Abend
+    in summer, im Sommer"""
+)
+PLACES = _pairs(
+    """in the garden, im Garten
+    in the kitchen, in der Küche
+    in the city, in der Stadt
+    at home, zu Hause
+    at school, in der Schule
+    at the station, am Bahnhof"""
+)
