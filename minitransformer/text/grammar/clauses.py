@@ -7,33 +7,46 @@ from dataclasses import dataclass
 from minitransformer.text.bilingual import Pair
 from minitransformer.text.grammar.words import MODALS, Noun, Verb
 
-# Columns of the tables below: masculine, feminine, neuter and plural
+# The columns of the tables below are masculine, feminine, neuter and plural; a dash is
+# no ending.
 COLUMNS = "mfnp"
-DEFINITE = {
-    "nominative": ("der", "die", "das", "die"),
-    "accusative": ("den", "die", "das", "die"),
-    "dative": ("dem", "der", "dem", "den"),
-}
-THIS = {
-    "nominative": ("dieser", "diese", "dieses", "diese"),
-    "accusative": ("diesen", "diese", "dieses", "diese"),
-    "dative": ("diesem", "dieser", "diesem", "diesen"),
-}
-EIN_ENDINGS = {  # ein, kein, mein, sein, unser
-    "nominative": ("", "e", "", "e"),
-    "accusative": ("en", "e", "", "e"),
-    "dative": ("em", "er", "em", "en"),
-}
-WEAK_ENDINGS = {  # of adjectives after der and dieser
-    "nominative": ("e", "e", "e", "en"),
-    "accusative": ("en", "e", "e", "en"),
-    "dative": ("en", "en", "en", "en"),
-}
-MIXED_ENDINGS = {  # of adjectives after ein, kein, mein
-    "nominative": ("er", "e", "es", "en"),
-    "accusative": ("en", "e", "es", "en"),
-    "dative": ("en", "en", "en", "en"),
-}
+CASES = "nominative", "accusative", "dative"
+
+
+def _table(rows: str) -> dict[str, list[str]]:
+    """Return the cells of each case."""
+    cells = ([cell.strip("-") for cell in row.split()] for row in rows.split("\n"))
+    return dict(zip(CASES, cells, strict=True))
+
+
+DEFINITE = _table(
+    """der die das die
+    den die das die
+    dem der dem den"""
+)
+THIS = _table(
+    """dieser diese dieses diese
+    diesen diese dieses diese
+    diesem dieser diesem diesen"""
+)
+# ein, kein, mein, sein, unser
+EIN_ENDINGS = _table(
+    """- e - e
+    en e - e
+    em er em en"""
+)
+# Adjectives after der and dieser
+WEAK_ENDINGS = _table(
+    """e e e en
+    en e e en
+    en en en en"""
+)
+# Adjectives after ein, kein, mein
+MIXED_ENDINGS = _table(
+    """er e es en
+    en e es en
+    en en en en"""
+)
 STRONG_PLURAL = {"nominative": "e", "accusative": "e", "dative": "en"}
 EIN_WORDS = {"a": "ein", "no": "kein", "my": "mein", "his": "sein", "our": "unser"}
 

@@ -144,7 +144,7 @@ OPENING = _verbs(
     """opens, open, macht, machen, auf
     closes, close, macht, machen, zu"""
 )
-WEARING: list[Verb] = [Verb("puts on", "put on", "zieht", "ziehen", "an")]
+WEARING = _verbs("puts on, put on, zieht, ziehen, an")
 GIVING = _verbs(
     """gives, give, gibt, geben
     shows, show, zeigt, zeigen
