@@ -69,7 +69,7 @@ def test_damaged_encoded_text_is_made_again(pair, cache, capsys, name, damage):
 
 
 @pytest.mark.parametrize(
-    "damage", ["reversed", "too large", "other starts", "other header", "other text"]
+    "damage", ["other ids", "other starts", "other header", "other text"]
 )
 def test_a_cache_that_says_something_else_is_made_again(pair, cache, capsys, damage):
     """Before it is used: an id that is no piece would be a traceback, or garbage."""
@@ -77,9 +77,7 @@ def test_a_cache_that_says_something_else_is_made_again(pair, cache, capsys, dam
     [folder] = [path for path in cache.iterdir() if path.is_dir()]
     ids = np.fromfile(folder / "source.ids", "uint16")
     starts = np.fromfile(folder / "target.starts", "int64")
-    if damage == "reversed":
-        ids[::-1].tofile(folder / "source.ids")
-    elif damage == "too large":
+    if damage == "other ids":
         ids[7] = 60_000
         ids.tofile(folder / "source.ids")
     elif damage == "other starts":

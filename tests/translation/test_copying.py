@@ -156,22 +156,6 @@ class ScriptedTranslator(Translator):
         return "|".join(h.text for h in ranked)
 
 
-LINE = "ab {x} <b>cd</b> %s ef {x}!"
-
-
-@pytest.mark.parametrize(
-    ("write", "expected"),
-    [
-        (str, LINE),
-        (lambda text: " ".join(reversed(text.split())), "ef! {x} <b>cd</b> %s ab {x}"),
-        (lambda text: "", "{x} <b></b> %s {x}"),
-    ],
-    ids=["kept", "swapped", "silent"],
-)
-def test_what_is_copied_stays_whatever_a_model_writes(write, expected):
-    assert ScriptedTranslator(write).texts(LINE) == expected
-
-
 # A line, what a model writes, and what is made of it.
 NUMBERS = """\
 In 2004 | Im Jahr 2.004 | Im Jahr 2.004
