@@ -144,7 +144,9 @@ def _kernel_inputs(
     xp, heads = array_module(arrays[0]), shape[1]
 
     # Rows may have gaps between them, but there are none between numbers.
-    q, k, v = inputs = [xp.ascontiguousarray(x) if _has_gaps(x) else x for x in arrays]
+    q, k, v = inputs = [
+        x if x.strides[-1] == x.itemsize else xp.ascontiguousarray(x) for x in arrays
+    ]
     counts, allowed = (mask, None) if _counts_keys(mask) else (None, mask)
     allowed, mask_strides = _rows_of_mask(xp, allowed, shape)
     strides = [stride // x.itemsize for x in inputs for stride in x.strides[:2]]
@@ -185,8 +187,3 @@ def _rows_of_mask(
             xp.broadcast_to(mask, (*mask.shape[:-1], shape[-1]))
         )
     return mask, xp.broadcast_to(mask, shape).strides[:-1]
-
-
-def _has_gaps(x: Array) -> bool:
-    """Return whether the numbers of a row do not lie side by side."""
-    return x.strides[-1] != x.itemsize

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from minitransformer.backends.cuda.graphs import graph_memory
-from minitransformer.engine.backend import Array
+from minitransformer.engine.backend import Array, array_module
 from minitransformer.settings.extras import import_extra
 from minitransformer.settings.options import UsageError
 
@@ -306,6 +306,16 @@ def warp_blocks(rows: int) -> int:
 def num_vectors(count: int, dtype: Any) -> int:
     """Return how many vectors of 16 bytes hold `count` elements."""
     return -(-count * np.dtype(dtype).itemsize // 16)
+
+
+def rows_of(x: Array) -> Array:
+    """Return all rows of the last axis, contiguous. Shapes: x [..., D] -> [N, D]"""
+    return array_module(x).ascontiguousarray(x).reshape(-1, x.shape[-1])
+
+
+def size_of(rows: Array) -> tuple[np.int64, int]:
+    """Return the numbers of rows and columns, as kernels take them."""
+    return np.int64(len(rows)), rows.shape[1]
 
 
 @functools.cache

@@ -27,9 +27,11 @@ from minitransformer.backends.cuda.device import (
     WARPS,
     num_blocks,
     num_vectors,
+    rows_of,
+    size_of,
     warp_blocks,
 )
-from minitransformer.backends.cuda.philox import DropoutMask, PhiloxStream, draw_mask
+from minitransformer.backends.cuda.philox import PhiloxStream, draw_mask, drop
 from minitransformer.backends.cuda.precision import in_float32
 from minitransformer.engine.autograd import PRIMITIVES, Gradient, Vjp
 from minitransformer.engine.backend import Array, Backend, array_module
@@ -90,9 +92,9 @@ def dropout(x: Array, *, rate: float, rng: PhiloxStream) -> tuple[Array, Vjp]:
     mask = draw_mask(x.shape, rate, rng)
 
     def vjp(g: Array) -> tuple[Array]:
-        return (_dropout(g, mask),)
+        return (drop(g, mask),)
 
-    return _dropout(x, mask), vjp
+    return drop(x, mask), vjp
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class ProductGradient:
     def plus(self, term: Array) -> Array | None:
         """Return the sum with an array, or None if cuBLASLt has no algorithm for it."""
         out = self._empty()
-        done = blaslt.current().multiply(self.g, self.weight.T, out, term=_rows(term))
+        done = blaslt.current().multiply(self.g, self.weight.T, out, term=rows_of(term))
         return out.reshape(self.shape) if done else None
 
     def _empty(self) -> Array:
@@ -133,7 +135,7 @@ def linear(
     multiplied when it is needed (`ProductGradient`).
     """
     xp, gpu = array_module(x), device.current()
-    rows = _rows(x)  # [N, n]
+    rows = rows_of(x)  # [N, n]
     out = xp.empty((len(rows), weight.shape[1]), dtype=x.dtype)
 
     # cuBLASLt adds the bias and applies the ReLU. If it cannot, a kernel reads the
@@ -143,12 +145,12 @@ def linear(
     ):
         gpu.matmul(rows, weight, out)
         if relu or bias is not None:
-            size, grid = _size(out), warp_blocks(len(out))
+            size, grid = size_of(out), warp_blocks(len(out))
             gpu.launch("bias_relu", out.dtype, grid, out, bias, *size, relu)
     activated = out if relu else None
 
     def vjp(g: Array) -> tuple[Gradient, Array | None, Array | None]:
-        g, dbias, new_dbias = _rows(g), None, None
+        g, dbias, new_dbias = rows_of(g), None, None
 
         # db = the sum of g over all tokens. Where the ReLU's output is 0, so is g.
         if bias is not None:
@@ -197,7 +199,7 @@ def embedding(
     )
 
     def vjp(g: Array) -> tuple[Array | None, None, Array | None]:
-        g = _dropout(g, dropout_mask)
+        g = drop(g, dropout_mask)
         # The tokens of an id stand together in the order, and one block adds them up.
         order = gpu.sorted_tokens.get(device.address(ids))
         if order is None:
@@ -251,7 +253,7 @@ def add_layer_norm(
     x + residual is rounded to the activations' type before it is normalised.
     """
     xp, gpu, shape = array_module(x), device.current(), x.shape
-    rows, shortcut = _rows(x), _rows(residual)  # [N, D], which the vjp does not keep
+    rows, shortcut = rows_of(x), rows_of(residual)  # which the vjp does not keep
     gain, bias = xp.ascontiguousarray(gain), xp.ascontiguousarray(bias)
     # The vjp needs the sum h, and the means and inverse deviations of its rows.
     out, h = xp.empty_like(rows), xp.empty_like(rows)
@@ -269,12 +271,12 @@ def add_layer_norm(
         gain,
         bias,
         LAYER_NORM_EPSILON,
-        *_size(rows),
+        *size_of(rows),
         *dropout_mask,
     )
 
     def vjp(g: Array) -> tuple[Array, Array, Array | None, Array | None]:
-        g = _rows(g)
+        g = rows_of(g)
         dresidual = xp.empty_like(g)
         dx = xp.empty_like(g) if dropout_mask.threshold else None
 
@@ -292,7 +294,7 @@ def add_layer_norm(
             h,
             *statistics,
             gain,
-            *_size(h),
+            *size_of(h),
             *dropout_mask,
             block=(warps * WARP, WARPS // warps),
         )
@@ -323,7 +325,7 @@ def projected_cross_entropy(
     They weigh 0. So no shape depends on data, which a CUDA graph could not follow.
     """
     xp, gpu = array_module(x), device.current()
-    rows, vocab_size = _rows(x), len(weight)
+    rows, vocab_size = rows_of(x), len(weight)
     targets = xp.ascontiguousarray(targets, dtype=np.int32).reshape(-1)
     losses = xp.empty(len(rows), np.float32)
     loss = xp.empty(1, np.float32)
@@ -456,23 +458,6 @@ def _place(parameter: Array) -> tuple[int, ...]:
     return device.address(parameter), *parameter.strides
 
 
-def _dropout(x: Array, mask: DropoutMask) -> Array:
-    """Return a contiguous array: x, or a copy with the dropped elements set to 0."""
-    rows = _rows(x)
-    if mask.threshold:
-        rows, dropped_from = array_module(x).empty_like(rows), rows
-        device.current().launch(
-            "dropout",
-            x.dtype,
-            warp_blocks(len(rows)),
-            rows,
-            dropped_from,
-            *_size(rows),
-            *mask,
-        )
-    return rows.reshape(x.shape)
-
-
 def _add_columns(kernel: str, x: Array, *others: Array, total: Array | None) -> None:
     """Add the sums of columns of what `kernel` makes of x to `total`, in two stages.
 
@@ -486,7 +471,7 @@ def _add_columns(kernel: str, x: Array, *others: Array, total: Array | None) -> 
     grid = -(-num_vectors(width, x.dtype) // WARP), count
     block = WARP, WARPS
     gpu = device.current()
-    gpu.launch(kernel, x.dtype, grid, partial, x, *others, *_size(x), block=block)
+    gpu.launch(kernel, x.dtype, grid, partial, x, *others, *size_of(x), block=block)
     if total is not None:
         _add_partials(partial, (total,))
 
@@ -508,13 +493,3 @@ def _add_partials(partial: Array, totals: tuple[Array, ...]) -> None:
         width,
         block=(WARP, MAX_THREADS // WARP),
     )
-
-
-def _rows(x: Array) -> Array:
-    """Return all rows of the last axis, contiguous. Shapes: x [..., D] -> [N, D]"""
-    return array_module(x).ascontiguousarray(x).reshape(-1, x.shape[-1])
-
-
-def _size(rows: Array) -> tuple[np.int64, int]:
-    """Return the numbers of rows and columns, as kernels take them."""
-    return np.int64(len(rows)), rows.shape[1]

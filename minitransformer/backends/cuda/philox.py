@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minitransformer.backends.cuda import device
-from minitransformer.engine.backend import Array
+from minitransformer.engine.backend import Array, array_module
 
 # Random 16-bit numbers that Philox computes from one value of its counter.
 NUMBERS_PER_COUNTER = 8
@@ -48,20 +48,9 @@ class PhiloxStream:
         return first
 
     def keep_mask(self, shape: tuple[int, ...], rate: float) -> tuple[Array, float]:
-        mask, width = draw_mask(shape, rate, self), shape[-1]
-        ones = self._xp.ones((math.prod(shape[:-1]), width), np.float32)
-        kept, rows = self._xp.empty_like(ones), len(ones)
-        device.current().launch(
-            "dropout",
-            np.float32,
-            device.warp_blocks(rows),
-            kept,
-            ones,
-            np.int64(rows),
-            width,
-            *mask,
-        )
-        return kept.reshape(shape) > 0, 65_536 / (65_536 - mask.threshold)
+        mask = draw_mask(shape, rate, self)
+        kept = drop(self._xp.ones(shape, np.float32), mask)
+        return kept > 0, 65_536 / (65_536 - mask.threshold)
 
 
 class DropoutMask(NamedTuple):
@@ -93,3 +82,20 @@ def dropout_threshold(rate: float) -> int:
 def counters_per_row(width: int) -> int:
     """Return how many counters a row of `width` elements takes."""
     return -(-width // NUMBERS_PER_COUNTER)
+
+
+def drop(x: Array, mask: DropoutMask) -> Array:
+    """Return a contiguous array: x, or a copy with the dropped elements set to 0."""
+    rows = device.rows_of(x)
+    if mask.threshold:
+        rows, dropped_from = array_module(x).empty_like(rows), rows
+        device.current().launch(
+            "dropout",
+            x.dtype,
+            device.warp_blocks(len(rows)),
+            rows,
+            dropped_from,
+            *device.size_of(rows),
+            *mask,
+        )
+    return rows.reshape(x.shape)

@@ -36,9 +36,6 @@ ALIGNMENT, VECTOR_BYTES = 256, 16
 # The smallest capacity of a cache, of the decoder or of the source: a tile of keys.
 MIN_CAPACITY = 16
 
-# The threads of a block of `select_beams`, at least one for each beam.
-THREADS = 256
-
 # What `beam_search_step` reads and writes: Search in beam_search.cu.
 POINTERS = (
     "log_probs next tokens origins done sentences limits penalties end_scores "
@@ -261,7 +258,7 @@ class SearchSteps:
         cache = self.arrays.cache
         _, _, beams, capacity, width = cache.shape
         vectors = capacity * width * cache.itemsize // VECTOR_BYTES
-        across = max(THREADS // beams, 1)
+        across = max(device.THREADS // beams, 1)
         device.current().launch(
             "select_beams",
             cache.dtype,

@@ -22,7 +22,6 @@ from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.batch_translation import translate_ids
-from minitransformer.translation.beam_search import BeamSearch
 from minitransformer.translation.constraints import Constraints, Prefix
 from minitransformer.translation.incremental_decoding import CachedDecoder, Ensemble
 from minitransformer.translation.sampling import sample_ids
@@ -303,11 +302,3 @@ def test_rounded_up_is_at_most_half_more():
     sizes = {rounded_up(n) for n in range(1, 100)}
     assert sizes == {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128}
     assert all(n <= rounded_up(n) <= 3 * n / 2 for n in range(1, 5000))
-
-
-def test_decoders_of_other_kinds_are_searched_as_on_a_processor():
-    decoder = ScriptedDecoder(random_log_probs(1), range(2))
-    search = start_search(
-        decoder, np.arange(2), np.array([3, 3]), beam_size=2, alpha=0.6, nbest=1
-    )
-    assert isinstance(search, BeamSearch)
