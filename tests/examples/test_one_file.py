@@ -74,9 +74,9 @@ def test_loss_and_gradients_are_those_of_the_package(one, model):
 
 
 def test_it_learns_and_finds_what_the_package_finds(one, model):
-    copy, pairs = one["Transformer"](), one["PAIRS"][:4]
+    copy, pairs = one["Transformer"](), one["PAIRS"][:3]
     one["train"].__globals__["PAIRS"] = pairs
-    one["train"](copy, 150, batch_size=4, warmup=200)
+    one["train"](copy, 100, batch_size=3, warmup=200)
     copied(one, model, copy)
     right = 0
     for english, german in pairs:
@@ -98,7 +98,7 @@ def test_it_learns_and_finds_what_the_package_finds(one, model):
         words = [one["WORDS"][i] for i in best.tokens]
         assert one["TOKEN"].findall(text) == words
         assert score == pytest.approx(best.score, rel=1e-5)
-    assert right >= 3
+    assert right >= 2
 
 
 @pytest.mark.slow
