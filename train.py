@@ -498,7 +498,7 @@ def work(args: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     # A rank that fails ends the others, which would wait for it.
     train_rank = partial(run_training, args, ranks)
-    code = exit_code("train.py", train_rank, who=f"rank {ranks.rank}: ")
+    code = exit_code(f"train.py, rank {ranks.rank}", train_rank)
     if code in (1, 2):
         ranks.abort(code)
     return code

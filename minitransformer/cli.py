@@ -258,15 +258,14 @@ def path_or_standard(text: str) -> Path | None:
 def exit_code(
     prog: str,
     work: Callable[[], int | None],
-    who: str = "",
     advice: Mapping[Path, str] | None = None,
 ) -> int:
     """Do the work of a command, report an error in one line, return the exit code.
 
     The code is 0 (or what `work` returns) on success, 1 after a failure, 2 for wrong
     usage, 130 after Ctrl-C and 141 if nobody reads the output any more, as with
-    `| head`. `who`, such as a rank, is put before the message. `advice` is put after it
-    if the file that cannot be written is in the folder of the advice.
+    `| head`. `advice` is put after the message if the file that cannot be written is in
+    the folder of the advice.
     """
     # Do the work; without an error, its output is complete.
     _open_closed_streams()
@@ -304,7 +303,7 @@ def exit_code(
     except OSError:  # when Python exits, it would try to write the rest again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if message:
-        say(f"{prog}: error: {who}{printable(message)}")
+        say(f"{prog}: error: {printable(message)}")
     return code
 
 
