@@ -33,9 +33,9 @@ ALLOWED: dict[tuple[str, str], int] = {}
 
 # The most tokens, with the aim where it is not reached yet.
 BUDGETS = {
-    "package": 108_200,  # 97,500
-    "core": 68_500,  # 62,000
-    "tests": 172_800,  # 160,000
+    "package": 108_100,  # 97,500
+    "core": 68_400,  # 62,000
+    "tests": 172_700,  # 160,000
     "benchmarks": 25_200,
 }
 
