@@ -110,20 +110,18 @@ class RunState:
 
     def validated(self, loss: float, bleu: float, best_by: str | None) -> RunState:
         """Return the state after a validation, which may be the best (--best-by)."""
-        state = replace(
+        best = replace(
             self,
             pending_validations=0,
-            validations_since_best=self.validations_since_best + 1,
+            validations_since_best=0,
+            best_loss=loss,
+            best_bleu=bleu,
+            best_step=self.step,
         )
-        if (-bleu if best_by == "bleu" else loss) < self.best_cost(best_by):
-            state = replace(
-                state,
-                best_loss=loss,
-                best_bleu=bleu,
-                best_step=self.step,
-                validations_since_best=0,
-            )
-        return state
+        if best.best_cost(best_by) < self.best_cost(best_by):
+            return best
+        since = self.validations_since_best + 1
+        return replace(self, pending_validations=0, validations_since_best=since)
 
     def best_cost(self, best_by: str | None) -> float:
         """Return how bad the best model is: its loss, or the negative of its BLEU."""
