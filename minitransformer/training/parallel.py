@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
+
 from minitransformer.engine.backend import Array
 from minitransformer.engine.ops import HostStream
 from minitransformer.model.parameters import ParameterBuffer
@@ -86,14 +88,17 @@ class Part:
 
     def forward_backward(self, model: Transformer) -> float:
         """Add to the gradients of the parameters, and return the summed loss."""
-        loss = training_loss(
-            model,
-            self.batch.source,
-            self.batch.target,
-            self.label_smoothing,
-            HostStream(self.key),
-        )
-        loss.backward(self.weight)
+        # A BLAS may call a right product invalid. The loss and the norm of the gradient
+        # are checked to be finite.
+        with np.errstate(invalid="ignore"):
+            loss = training_loss(
+                model,
+                self.batch.source,
+                self.batch.target,
+                self.label_smoothing,
+                HostStream(self.key),
+            )
+            loss.backward(self.weight)
         return float(loss.data)
 
 
