@@ -33,10 +33,10 @@ ALLOWED: dict[tuple[str, str], int] = {}
 
 # The most tokens, with the aim where it is not reached yet.
 BUDGETS = {
-    "package": 108_100,  # 97,500
-    "core": 68_400,  # 62,000
+    "package": 108_050,  # 97,500
+    "core": 68_420,  # 62,000
     "tests": 172_700,  # 160,000
-    "benchmarks": 25_200,
+    "benchmarks": 25_120,
 }
 
 
