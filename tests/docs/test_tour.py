@@ -18,7 +18,7 @@ def test_the_tour_runs(tmp_path, monkeypatch):
     tour = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
     [command] = re.findall(r"^```sh\npython train.py (.*)\n```$", tour, re.MULTILINE)
     done = subprocess.run(
-        [*TRAIN, *command.split(), "--steps", "300"],
+        [*TRAIN, *command.split(), "--steps", "120"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
