@@ -22,8 +22,7 @@ METRIC = CHRF()
 def nearest(case: tuple[list[str], str]) -> str:
     """Return the text that is nearest to the reference."""
     texts, reference = case
-    scores = (METRIC.sentence_score(x, [reference]).score for x in texts)
-    return max(zip(scores, texts, strict=True))[1]
+    return max(texts, key=lambda x: METRIC.sentence_score(x, [reference]).score)
 
 
 def main() -> None:

@@ -13,14 +13,9 @@
 set -euo pipefail
 data=$1 docs=$2 runs=$3
 here=$(dirname "$0")
-. "$here/../train_run.sh"
-. "$here/surest.sh"
-export PYTHON=${PYTHON:-python}
-device=(--device "${DEVICE:-cpu}")
+. "$here/tools.sh"
 mkdir -p "$runs"
 has() { [ -e "$runs/$1" ]; }
-tool() { "$PYTHON" -m minitransformer "$@"; }
-translate() { "$PYTHON" translate.py "${device[@]}" "$@"; }
 
 train() { # train RUN FLAGS...
   train_run "$runs/$1" "${device[@]}" --precision bf16 --max-tokens 4096 \
@@ -50,9 +45,7 @@ plain() { # plain NAME FOLDER: text without addresses, markup, code and emoji
 }
 plain everyday "$runs/en-1"
 plain docs "$docs"
-has en-de.model || tool vocabulary "$runs/en-de.model" "$runs"/{everyday,docs}/train.* \
-  --vocab-size 8000 --user-symbols ⟦{1..9}⟧ --option split_digits=true \
-  character_coverage=0.99995 required_chars='%&é…+/*=@#_[]°èáçñ‘”»«'
+has en-de.model || vocabulary "$runs/en-de.model" 8000 "$runs"/{everyday,docs}/train.*
 
 echo "2. both directions at once"
 mixed both-text "en en de de" "de de en en" "$runs"/{everyday,docs,everyday,docs}

@@ -10,14 +10,9 @@
 set -euo pipefail
 docs=$1 runs=$2 trials=$2/trials steps=${STEPS:-2500}
 here=$(dirname "$0")
-. "$here/../train_run.sh"
-. "$here/surest.sh"
-export PYTHON=${PYTHON:-python}
-device=(--device "${DEVICE:-cpu}")
+. "$here/tools.sh"
 mkdir -p "$trials"
 has() { [ -e "$trials/$1" ]; }
-tool() { "$PYTHON" -m minitransformer "$@"; }
-translate() { "$PYTHON" translate.py "${device[@]}" "$@"; }
 in_turn() { # in_turn COMMAND...: in the background, as soon as a job is free
   while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-1}" ]; do wait -n || true; done
   "$@" &
@@ -49,9 +44,8 @@ both() { # both NAME CORPUS...: text of both directions
 }
 
 for pieces in 6000 8000; do
-  has "$pieces.model" || tool vocabulary "$trials/$pieces.model" \
-    "$runs"/{everyday,docs}/train.* --vocab-size "$pieces" --user-symbols ⟦{1..9}⟧ \
-    --option split_digits=true character_coverage=0.99995 &
+  has "$pieces.model" ||
+    vocabulary "$trials/$pieces.model" "$pieces" "$runs"/{everyday,docs}/train.* &
 done
 wait
 both everyday "$runs/everyday"

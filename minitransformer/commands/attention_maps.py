@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from minitransformer.commands.pages import page
-from minitransformer.engine.backend import array_module, to_host
+from minitransformer.engine.backend import to_host
 from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.settings.options import UsageError
@@ -84,7 +84,7 @@ def attention_maps(
     # Record the weights of all sub-layers while the model reads both.
     fed = [BOS_ID, *target][: model.position_limit]  # no room for the end, if cut off
     layers = model.config.encoder_layers
-    xp = array_module(model.embedding.table.data)
+    xp = model.embedding.xp
     with limit_threads(1):
         recorded = attention_weights(
             model,

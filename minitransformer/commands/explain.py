@@ -20,7 +20,7 @@ from minitransformer.commands.attention_maps import (
     write_page,
 )
 from minitransformer.engine.autograd import no_grad, wrap_primitives
-from minitransformer.engine.backend import array_module, as_float32, to_host
+from minitransformer.engine.backend import as_float32, to_host
 from minitransformer.engine.ops import softmax_in_place
 from minitransformer.model import transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID
@@ -82,7 +82,7 @@ def explain(
 
     # Read both again, for the probabilities of all pieces.
     model = translator.single_model
-    xp = array_module(model.embedding.table.data)
+    xp = model.embedding.xp
     fed = [BOS_ID, *target][: len(maps.read)]
     with no_grad():
         outputs = model(xp.asarray([[*source, EOS_ID]]), xp.asarray([fed]))

@@ -7,6 +7,7 @@ dropout. Shapes: B batch, S source, T target, D d_model, H heads, V vocabulary.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import numpy as np
 
@@ -189,6 +190,11 @@ class Embedding(Module):
         )
 
     @property
+    def xp(self) -> ModuleType:
+        """NumPy, or CuPy once the parameters are on a GPU."""
+        return array_module(self.table.data)
+
+    @property
     def transposed(self) -> Array:
         """The matrix before the softmax (3.4): the same array for the same table.
 
@@ -205,11 +211,10 @@ class Embedding(Module):
         Sinusoids are moved to the device of the embedding table.
         """
         positions = self.positions
-        table = self.table.data
         available, d_model = positions.shape
-        elsewhere = type(positions.data) is not type(table)
+        elsewhere = type(positions.data) is not type(self.table.data)
         if not self.learned and (length > available or elsewhere):
             values = sinusoids(max(length, 2 * available), d_model)
-            values = array_module(table).asarray(values, dtype=positions.data.dtype)
+            values = self.xp.asarray(values, dtype=positions.data.dtype)
             positions = self.positions = Tensor(values)
         return positions

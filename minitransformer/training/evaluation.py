@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minitransformer.engine.backend import array_module
 from minitransformer.model.transformer import Transformer, token_log_probs
 from minitransformer.settings.config import TrainingConfig
 from minitransformer.system.announce import announce
@@ -60,10 +59,9 @@ class TokenStatistics(NamedTuple):
 
 def token_statistics(model: Transformer, batch: Batch) -> TokenStatistics:
     """Return the statistics of a batch, without dropout or label smoothing."""
-    xp = array_module(model.embedding.table.data)
-    source = xp.asarray(batch.source)
-    target = xp.asarray(batch.target)
-    log_probs, best = token_log_probs(model, source, target)
+    xp = model.embedding.xp
+    sides = map(xp.asarray, (batch.source, batch.target))
+    log_probs, best = token_log_probs(model, *sides)
     return TokenStatistics(
         nll=-float(log_probs.sum(dtype="float64")),
         correct=int(best.sum()),

@@ -22,7 +22,7 @@ import numpy as np
 
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import no_grad, wrap_primitives
-from minitransformer.engine.backend import Array, array_module, as_float32, to_host
+from minitransformer.engine.backend import Array, as_float32, to_host
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID
 from minitransformer.text.ids import Ragged
@@ -76,7 +76,7 @@ def piece_weights(
     Shapes: -> each [any, any]
     """
     members = model.members if isinstance(model, Ensemble) else [model]
-    xp = array_module(model.embedding.table.data)
+    xp = model.embedding.xp
     source = Ragged.from_lists(sources)
     target = Ragged.from_lists(targets)
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from minitransformer.engine.autograd import no_grad
-from minitransformer.engine.backend import array_module, backend_of, to_host
+from minitransformer.engine.backend import backend_of, to_host
 from minitransformer.model.transformer import Transformer, token_log_probs
 from minitransformer.settings.config import BOS_ID
 from minitransformer.settings.decoding_config import DecodingConfig
@@ -45,9 +45,8 @@ def translate_ids(
     encoded = Ragged.from_lists(sources)
     lengths = encoded.lengths
     positions = model.position_limit or np.iinfo(int).max
-    table = model.embedding.table.data
-    xp = array_module(table)
-    search = backend_of(table).beam_search or BeamSearch
+    xp = model.embedding.xp
+    search = backend_of(model.embedding.table.data).beam_search or BeamSearch
 
     def start(batch: np.ndarray) -> BeamSearch:
         """Encode a batch of sentences, and prepare to search for their translations."""
@@ -159,7 +158,7 @@ def score_targets(
     source = Ragged.from_lists(sources)
     target = Ragged.from_lists(targets)
     members = model.members if isinstance(model, Ensemble) else [model]
-    xp = array_module(model.embedding.table.data)
+    xp = model.embedding.xp
 
     def score_batch(batch: np.ndarray) -> Iterator[np.ndarray]:
         ids = [xp.asarray(x) for x in (source.pad(batch), target.pad(batch, BOS_ID))]

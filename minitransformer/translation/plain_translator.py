@@ -224,13 +224,13 @@ class PlainTranslator:
 
         Raises: ValueError naming a line that is blank, or whose prefix is impossible.
         """
-        if not segment.prefix:
+        text = segment.prefix
+        if not text:
             return None
         try:
-            prefix = self._prefix_finder.find(segment.prefix, config.max_input)
+            prefix = self._prefix_finder.find(text, config.max_input)
             if prefix and not source:
-                expected = "expected none for a blank line"
-                raise ValueError(f"{expected}, got {segment.prefix!r}")
+                raise ValueError(f"expected none for a blank line, got {text!r}")
             return prefix
         except ValueError as error:
             raise ValueError(f"prefix of line {segment.number}: {error}") from error

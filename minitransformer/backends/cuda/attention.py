@@ -68,16 +68,18 @@ def attention(
         return in_float32(PRIMITIVES["attention"], q, k, v, mask, **options)
     shape = (len(q), num_heads, q.shape[1], k.shape[1])  # [B, H, T, S]
     given = _kernel_inputs((q, k, v), mask, shape, draw_mask(shape, rate, rng))
-    return _in_one_kernel(given, shape)
+    return _in_one_kernel(given, shape, head_width)
 
 
-def _in_one_kernel(given: KernelInputs, shape: tuple[int, ...]) -> tuple[Array, Vjp]:
+def _in_one_kernel(
+    given: KernelInputs, shape: tuple[int, ...], head_width: int
+) -> tuple[Array, Vjp]:
     """Compute attention by the kernels of `attention.cu`; `shape` is (B, H, T, S)."""
     q, _, v = given.arrays
     xp, (sentences, heads, queries, keys) = array_module(q), shape
 
     # A kernel for the width of the heads divides queries and keys into tiles.
-    width, tile = _tile_of(max(q.shape[-1], v.shape[-1]) // heads, q.dtype)
+    width, tile = _tile_of(head_width, q.dtype)
     grid = heads, sentences, -(-queries // tile)
     launch = functools.partial(device.current().launch, block=TILE_THREADS)
     out = xp.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype)  # [B, T, H d_v]

@@ -71,7 +71,7 @@ class Shape(NamedTuple):
         )
 
 
-class Part(NamedTuple):
+class Placement(NamedTuple):
     """An array in a block of memory: the bytes from `start` to before `end`."""
 
     start: int
@@ -80,7 +80,7 @@ class Part(NamedTuple):
     dtype: Any
 
 
-def layout(model: Transformer, of: Shape) -> dict[str, Part]:
+def layout(model: Transformer, of: Shape) -> dict[str, Placement]:
     """Return the arrays of a search. Those of POINTERS are explained in beam_search.cu.
 
     A row of a cache has a position's key and, behind it, its value.
@@ -111,7 +111,7 @@ def layout(model: Transformer, of: Shape) -> dict[str, Part]:
         for name in names.split():
             start = -(-end // ALIGNMENT) * ALIGNMENT
             end = start + math.prod(shape) * np.dtype(dtype).itemsize
-            parts[name] = Part(start, end, shape, dtype)
+            parts[name] = Placement(start, end, shape, dtype)
     return parts
 
 

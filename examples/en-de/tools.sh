@@ -1,4 +1,16 @@
-# train.sh and trials.sh source this file.
+# train.sh and trials.sh source this file, and set `here` before.
+
+. "$here/../train_run.sh"
+export PYTHON=${PYTHON:-python}
+device=(--device "${DEVICE:-cpu}")
+tool() { "$PYTHON" -m minitransformer "$@"; }
+translate() { "$PYTHON" translate.py "${device[@]}" "$@"; }
+
+vocabulary() { # vocabulary FILE PIECES TEXT...
+  tool vocabulary "$1" "${@:3}" --vocab-size "$2" --user-symbols ⟦{1..9}⟧ \
+    --option split_digits=true character_coverage=0.99995 \
+    required_chars='%&é…+/*=@#_[]°èáçñ‘”»«'
+}
 
 # surest NAME MODEL DOCS RUNS: of the pairs in DOCS that machines translated, those of which
 # a model of both directions is surer, in the folder RUNS/NAME. PAIRS of them are looked at
@@ -22,6 +34,6 @@ surest() {
     } &
   done
   wait
-  "${PYTHON:-python}" "$here/surest.py" "$scores"/{en,de} <(cat "$scores"/to-de.*) \
+  "$PYTHON" "$here/surest.py" "$scores"/{en,de} <(cat "$scores"/to-de.*) \
     <(cat "$scores"/to-en.*) "$folder"
 }
