@@ -24,7 +24,8 @@ trial() { # trial NAME TEXT PIECES FLAGS...: a training, and how good it is
     --data "$trials/$2" --source en-de --target de-en --vocabulary "$trials/$3.model" \
     --max-tokens 8192 --learning-rate 1.5e-3 --warmup 800 --steps "$steps" \
     --decay $((steps / 2)) --validate-every "$steps" --validate-bleu 0 --average 1 \
-    --d-model 320 --d-ff 1280 --num-heads 5 "${@:4}" >"$trials/$name.log" 2>&1
+    --d-model 320 --d-ff 1280 --num-heads 5 "${@:4}" >"$trials/$name.log" 2>&1 ||
+    { tail -n 1 "$trials/$name.log" && return 1; }
   for text in "$runs/en-1/val." "$docs/val-human." "$docs/val-unmarked." "$here/news."; do
     for direction in en-de de-en; do
       source=$(ls "$text${direction%-*}"*) target=$(ls "$text${direction#*-}"*)
@@ -75,6 +76,6 @@ both surer-machine "$runs/everyday" "$docs" "$trials/surest"
 layers="--encoder-layers 6 --decoder-layers 2"
 for text in everyday any-machine surer-machine; do
   # shellcheck disable=SC2086 # layers are words
-  in_turn trial "$text" "$text" 8000 $layers
+  in_turn trial "with-$text" "$text" 8000 $layers
 done
 wait
