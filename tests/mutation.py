@@ -164,9 +164,10 @@ def write_settings(tree: Path, file: str) -> None:
         "only_mutate": [file],
         "also_copy": [package, "train.py", "translate.py", "benchmarks", "docs"],
         "pytest_add_cli_args_test_selection": tests_of(file),
+        "pytest_add_cli_args": ["--hypothesis-profile=unshrunk"],
         "do_not_mutate_patterns": NOT_MUTATED,
-        "timeout_multiplier": ["2"],
-        "timeout_constant": ["5"],
+        "timeout_multiplier": ["4"],
+        "timeout_constant": ["15"],
     }
     lines = ["[mutmut]"]
     for name, values in settings.items():

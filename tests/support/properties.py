@@ -16,7 +16,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import UnsatisfiedAssumption
 
@@ -29,6 +29,8 @@ KEPT = {
 }
 settings.register_profile("repeatable", max_examples=25, **KEPT)
 settings.register_profile("timed", max_examples=40, **KEPT)
+UNSHRUNK = {**KEPT, "database": None, "phases": [Phase.explicit, Phase.generate]}
+settings.register_profile("unshrunk", max_examples=25, **UNSHRUNK)
 
 CASES = Counter()  # how many were drawn of each property, up to one that fails
 FAILED = set()
