@@ -226,12 +226,13 @@ class GpuState:
     """The machine: its streams, what they have waited for, and what was asked of it."""
 
     largest_copy = math.inf  # to the host, in bytes
+    backwards = False  # threads of a block run last to first
 
     def __init__(self, libraries, count):
         self.libraries, self.count = libraries, count
         self.files = {"libcublas.so.13": HostBlas, "libcublasLt.so.13": HostBlasLt}
         self.calls, self.kernels = [], set()
-        self.refuses_capture, self.backwards = False, False
+        self.refuses_capture = False
         self.bytes_left, self.lock = math.inf, threading.RLock()
         self.copies = []  # to the host, on their way
         self.local, self.times, self.waited_for = Local(), Counter(), {}
