@@ -14,8 +14,7 @@ from support.models import CAT_LINES, save_small_run
 from support.scripts import ROOT, SHORT
 
 
-def test_load_and_translate_equal_the_command(model_path):
-    translator = minitransformer.load(model_path, threads=1)
+def test_load_and_translate_equal_the_command(model_path, translator):
     options = {"max_len_a": 0, "max_len_b": 5}
     lines, prefix = CAT_LINES[:3], ["the", "", "sat"]
     found = minitransformer.translate(translator, lines, **options)
@@ -62,14 +61,13 @@ def test_a_checkpoint_that_left_its_run_decodes_as_in_the_run(tmp_path, written)
         (["one"], {"alignment": True}, "alignment: does nothing here"),
     ],
 )
-def test_wrong_arguments_are_refused(model_path, lines, options, message):
+def test_wrong_arguments_are_refused(translator, lines, options, message):
     with pytest.raises(ValueError, match=message):
-        minitransformer.translate(minitransformer.load(model_path), lines, **options)
+        minitransformer.translate(translator, lines, **options)
 
 
 @pytest.mark.parametrize(("lines", "others"), [("a", ""), ("a", "ab"), ("ab", "a")])
-def test_each_line_needs_a_translation(model_path, lines, others):
-    translator = minitransformer.load(model_path)
+def test_each_line_needs_a_translation(translator, lines, others):
     message = f"translations for {len(lines)} lines, got {len(others)}"
     with pytest.raises(ValueError, match=message):
         translator.score([*lines], [*others], translator.decoding)
@@ -107,8 +105,7 @@ def test_the_version_is_the_same_everywhere():
 
 
 @pytest.mark.parametrize("method", ["translate", "hypotheses", "score"])
-def test_one_string_is_no_list_of_lines(model_path, method):
-    translator = minitransformer.load(model_path, threads=1)
+def test_one_string_is_no_list_of_lines(translator, method):
     others = ["the cat"] if method == "score" else []
     with pytest.raises(ValueError, match="expected a list of lines, got 'the"):
         getattr(translator, method)("the cat", *others, translator.decoding)
