@@ -51,6 +51,13 @@ WRONG = """\
 2 | --nbest 2 | unrecognized argument --nbest
 2 | --thread=2 | unrecognized argument --thread; did you mean --threads?
 2 | --d-model 15 | d_model: expected an even number, got 15
+2 | --d-model 10 | d_model: expected a multiple of num_heads (4), got 10
+2 | --positions rotary | expected one of sinusoidal, learned, got rotary
+2 | --dropout nan | --dropout: expected a number below 2^63, got nan
+2 | --label-smoothing -0.1 | --label-smoothing: expected at least 0, got -0.1
+2 | --warmup 0 | --warmup: expected at least 1, got 0
+2 | --max-length 1 | --max-length: expected at least 2, got 1
+2 | --beam 1000000000 | --beam: expected at most 1000, got 1000000000
 2 | --dropout 1 | argument --dropout: expected below 1, got 1.0
 2 | --steps 0 | --steps: expected at least 1, got 0
 2 | --encoder-layers 999999999999 | a model of less than 2^40 parameters
@@ -150,13 +157,13 @@ def test_own_text_has_the_preset_for_its_number_of_pairs(place):
     flags, _ = named_text(place)
     few = new_settings(parse(*flags))
     assert (few.preset, few.model.vocab_size) == ("multi30k", 1257)
+    assert new_settings(parse(*flags, "--vocab-size", 50)).model.vocab_size == 50
     for name in "ab":
         (place / name).write_text("x y\n" * 80_000)
     more = new_settings(parse(*flags, "--steps", 7, "--d-model", 64))
     assert (more.preset, more.model.encoder_layers) == ("small", 3)
     assert (more.training.steps, more.model.d_model) == (7, 64)
     assert new_settings(parse(*flags, "--config", "multi30k")).preset == "multi30k"
-    assert new_settings(parse(*flags, "--vocab-size", 50)).model.vocab_size == 50
 
 
 def test_a_file_has_flags_which_others_override(place):
