@@ -1,15 +1,19 @@
 """A real browser, where there is one."""
 
-import importlib.util
 import shutil
 from contextlib import contextmanager
 
 import pytest
 
+try:
+    from playwright.sync_api import expect, sync_playwright
+except ImportError:  # what needs it is skipped
+    expect = None
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 needs_browser = pytest.mark.skipif(
-    CHROMIUM is None or importlib.util.find_spec("playwright") is None,
+    CHROMIUM is None or expect is None,
     reason="needs Chromium and playwright",
 )
 
@@ -17,8 +21,6 @@ needs_browser = pytest.mark.skipif(
 @contextmanager
 def open_tab(**options):
     """Open a tab; at the end, no script in it may have failed."""
-    from playwright.sync_api import sync_playwright
-
     with sync_playwright() as browsers:
         browser = browsers.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]

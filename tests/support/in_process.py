@@ -42,4 +42,4 @@ def run_main(main, *flags):
 
 def rows(table):
     """Return the rows of a table in text, whose cells a bar divides."""
-    return [line.split(" | ") for line in table.splitlines()]
+    return [line.split(" | ") for line in table.strip("\n").splitlines()]

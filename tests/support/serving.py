@@ -2,8 +2,10 @@
 
 import http.client
 import json
+import socket
 import threading
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -13,6 +15,34 @@ def running(server):
     yield server
     server.should_exit = True
     thread.join()
+
+
+@contextmanager
+def serving(*checkpoints, decoding=None, **options):
+    """Serve models, which decode as they do by default or as is said."""
+    from minitransformer import load
+    from minitransformer.commands.libretranslate import Direction
+    from minitransformer.commands.serve import Server
+
+    directions = []
+    for checkpoint in map(Path, checkpoints):
+        translator = load(checkpoint)
+        translator.decoding = decoding or translator.decoding
+        directions.append(Direction.of(translator, checkpoint))
+    with running(Server(directions, **options)) as server:
+        yield server
+
+
+def connected(server, timeout=30):
+    """Open a connection to a server, over which nothing is sent yet."""
+    return socket.create_connection(server.socket.getsockname(), timeout)
+
+
+def answer_on(connection):
+    """Read an answer in JSON."""
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return json.load(answer)
 
 
 def request(server, method, path, body=None, **headers):
