@@ -9,6 +9,8 @@ from minitransformer.backends.cuda.philox import (
     dropout_threshold,
 )
 
+LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
 
 class HostPhilox(PhiloxStream):
     """The stream of a key, for NumPy."""
@@ -30,14 +32,19 @@ def philox(seed, first, count):
 
     Shapes: seed [1] uint64, counters first to first + count - 1 -> [count, 8] uint16
     """
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     counter = np.arange(first, first + count, dtype=np.uint64)
-    a, b = counter & low, counter >> half
-    c, d = np.zeros_like(a), np.zeros_like(a)
-    key_0, key_1 = seed & low, seed >> half
+    zeros = np.zeros_like(counter)
+    words = philox_4x32_10(
+        (counter & LOW, counter >> HALF, zeros, zeros), (seed & LOW, seed >> HALF)
+    )
+    return np.stack(words, axis=1).astype(np.uint32).view(np.uint16)
+
+
+def philox_4x32_10(counter, key):
+    """Salmon et al. (2011), with 32-bit words in uint64: 10 rounds, 2 keys."""
+    (a, b, c, d), (k, h) = counter, key
     for _ in range(10):
         p, q = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
-        a, b, c, d = (q >> half) ^ b ^ key_0, q & low, (p >> half) ^ d ^ key_1, p & low
-        key_0 = (key_0 + np.uint64(0x9E3779B9)) & low
-        key_1 = (key_1 + np.uint64(0xBB67AE85)) & low
-    return np.stack([a, b, c, d], axis=1).astype(np.uint32).view(np.uint16)
+        a, b, c, d = (q >> HALF) ^ b ^ k, q & LOW, (p >> HALF) ^ d ^ h, p & LOW
+        k, h = (k + np.uint64(0x9E3779B9)) & LOW, (h + np.uint64(0xBB67AE85)) & LOW
+    return a, b, c, d

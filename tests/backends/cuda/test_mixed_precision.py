@@ -1,6 +1,7 @@
 """16-bit copies, loss scaling and steps on a GPU, by kernels built for the host."""
 
-from functools import partial
+import functools
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -8,23 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitransformer.backends.cuda.device import choose_precision, set_tf32
-from minitransformer.backends.cuda.optimizer import GpuAdam
 from minitransformer.backends.cuda.training import GpuModel
 from minitransformer.backends.devices import open_device
 from minitransformer.engine.backend import to_host
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import ModelConfig, TrainingConfig
+from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.batches import Batch
 from minitransformer.training import loss_scale
 from minitransformer.training.loss_scale import LossScale
-from minitransformer.training.optimizer import Adam
 from minitransformer.training.parallel import CpuModel
-from support.closeness import assert_close
-from support.models import small_batch, tiny_config
 
-CONFIG = tiny_config(vocab_size=20, d_model=64, d_ff=128, num_heads=4, dropout=0.0)
 # |got - expected| <= tolerance * |expected|, in Euclidean norms of whole gradients,
 # where no ReLU is near zero: rounding turns some over, and each changes a gradient by
 # more than this. In a small model of six layers on each side the gradients differ by
@@ -96,92 +92,46 @@ def active_model(config, dtype="float32"):
     return model
 
 
-def reference(batches, config=CONFIG):
-    """Loss and gradient in float64, of batches that are not padded further."""
-    model = active_model(config, "float64")
-    parameters = ParameterBuffer(model)
-    threaded = CpuModel(model, parameters, 1)
-    loss = threaded.forward_backward(batches, 0.1, (1, 1))
-    threaded.close()
-    return loss, parameters
-
-
-def model_on(device, config=CONFIG):
-    model = active_model(config)
-    parameters = ParameterBuffer(model)
-    parameters.move_to(device.xp, device.low_precision)
-    scale = LossScale(device.xp, device.precision)
-    return GpuModel(model, parameters, scale), parameters, scale
-
-
-@pytest.mark.parametrize("name", STEP_TOLERANCES)
-def test_a_mixed_precision_step_follows_float64(stand_in, name):
-    batches = [small_batch(0, 5), small_batch(1, 2)]
-    loss, expected = reference(batches)
-    gpu_model, parameters, scale = model_on(open_device("cuda", name))
-    for parts in (1, 3) if name == "fp32" else (1,):
-        gpu_model.parts = parts
-        found = gpu_model.forward_backward(batches, 0.1, (1, 1))
-        assert float(found) == pytest.approx(loss, rel=STEP_TOLERANCES[name])
-        gradient = to_host(parameters.grad).astype(float) / float(scale.factor)
-        difference = gradient - expected.grad
-        size = np.linalg.norm(expected.grad)
-        assert np.linalg.norm(difference) <= STEP_TOLERANCES[name] * size
-    clip = 0.5 * np.linalg.norm(gradient)
-    training = TrainingConfig(clip_norm=float(clip))
-    gpu_adam = GpuAdam(parameters, training, scale)
-    adam = Adam(expected.data, training.beta1, training.beta2, training.epsilon)
-    for _ in range(2):
-        norm, finite = gpu_adam.step(parameters.grad, found, 1e-3)
-        adam.update(gradient, 1e-3, 0.5)
-        assert finite
-        assert float(norm) == pytest.approx(2 * clip, rel=1e-5)
-    assert_close(to_host(parameters.data), expected.data, "float32")
-    if (low := parameters.low_precision) is not None:
-        copy = to_host(parameters.data).astype(low.dtype)
-        np.testing.assert_array_equal(to_host(low), copy)
-
-
+@functools.cache
 def step_of(**sizes):
     """A batch of six layers on each side, and its loss and gradient in float64."""
     config = ModelConfig(dropout=0.0, **sizes)
     rng = np.random.default_rng(0)
-    source, target = rng.integers(4, config.vocab_size, (2, 4, 9))
-    source[2:, 6:] = target[3:, 5:] = 0
-    one = Batch(source, target)
-    return config, one, *reference([one], config)
+    source, target = rng.integers(4, config.vocab_size, (2, 3, 7))
+    source[1:, 5:] = target[2:, 4:] = 0
+    model = active_model(config, "float64")
+    parameters, batch = ParameterBuffer(model), Batch(source, target)
+    with closing(CpuModel(model, parameters, 1)) as computed:
+        loss = computed.forward_backward([batch], 0.1, (1, 1))
+    return config, batch, loss, parameters.grad
 
 
-@pytest.fixture(scope="module")
-def step_of_base_on_a_gpu():
-    return step_of()
+NARROW = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 2}
 
 
-@pytest.fixture(scope="module")
-def step_of_narrow():
-    return step_of(vocab_size=300, d_model=32, d_ff=128, num_heads=4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["narrow", "base_on_a_gpu"])
+@pytest.mark.parametrize(
+    ("gpu", "sizes"),
+    [("host", NARROW), pytest.param("gpu", {}, marks=pytest.mark.slow)],
+    indirect=["gpu"],
+)
 @pytest.mark.parametrize("name", STEP_TOLERANCES)
-def test_a_deep_step_with_graphs_follows_float64(request, where, name):
+def test_a_deep_step_with_graphs_follows_float64(request, gpu, sizes, name):
     """A narrow model on the stand-in, and base (Table 3) on a GPU."""
-    if where == "narrow":
-        request.getfixturevalue("stand_in")
-    else:
-        cupy = pytest.importorskip("cupy", reason="no GPU without CuPy")
-        if not cupy.cuda.is_available():
-            pytest.skip("no GPU")
-        # The real device outlives this test: the next one may compute in float32.
-        request.addfinalizer(partial(set_tf32, False))
-    config, one, loss, expected = request.getfixturevalue(f"step_of_{where}")
-    gpu_model, parameters, scale = model_on(open_device("cuda", name), config)
-    assert len(gpu_model._graphs) == 0
-    for graphs in (1, 1):  # the first is recorded, the second replayed
-        found = float(gpu_model.forward_backward([one], 0.1, (1, 1)))
-        assert len(gpu_model._graphs) == graphs
+    # The real device outlives this test: the next one may compute in float32.
+    request.addfinalizer(functools.partial(set_tf32, False))
+    config, batch, loss, expected = step_of(**sizes)
+    device, model = open_device("cuda", name), active_model(config)
+    parameters = ParameterBuffer(model)
+    parameters.move_to(device.xp, device.low_precision)
+    if (low := parameters.low_precision) is not None:
+        copy = to_host(parameters.data).astype(low.dtype)
+        np.testing.assert_array_equal(to_host(low), copy)
+    scale = LossScale(device.xp, device.precision)
+    gpu_model = GpuModel(model, parameters, scale)
+    for _ in range(2):  # the first is recorded, the second replayed
+        found = float(gpu_model.forward_backward([batch], 0.1, (1, 1)))
+        assert len(gpu_model._graphs) == 1
         assert found == pytest.approx(loss, rel=STEP_TOLERANCES[name])
-        difference = parameters.grad.get() / float(scale.factor) - expected.grad
-        size = np.linalg.norm(expected.grad)
+        difference = parameters.grad.get() / float(scale.factor) - expected
+        size = np.linalg.norm(expected)
         assert np.linalg.norm(difference) <= STEP_TOLERANCES[name] * size
