@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import multiprocessing
 import os
 import stat
 import tempfile
@@ -20,6 +19,7 @@ from minitransformer.system.files import (
     file_lock,
     write_bytes,
 )
+from minitransformer.system.workers import CAN_FORK, parallel_map
 from support.locks import held_elsewhere
 
 
@@ -123,36 +123,61 @@ def test_the_longest_names_can_be_written(tmp_path, name):
     assert os.listdir(tmp_path) == [name]
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_the_next_write_deletes_what_a_crash_left_of_the_same_name(tmp_path, kind):
+def test_a_folder_replaces_an_empty_one_only(tmp_path):
+    path = tmp_path / "x"
+    path.mkdir()
+    make_folder(path, "one")
+    with pytest.raises(OSError, match="x"):
+        make_folder(path, "two")
+    assert os.listdir(tmp_path) == ["x"]
+    assert os.listdir(path) == ["one"]
+
+
+# Files, folders and caches alike
+
+
+def make_file(path, name="part", then=str):
+    with atomic_write(path) as file:
+        file.write(b"half")
+        then()
+
+
+def make_folder(path, name="part", then=str):
+    with files.atomic_folder(path) as partial:
+        (partial / name).write_text("half")
+        then()
+
+
+def make_cache(path, name="part", then=str):
+    def build(partial):
+        partial.write_text("half")
+        then()
+
+    build_once(path, build, read)
+
+
+ways = pytest.mark.parametrize("make", [make_file, make_folder, make_cache])
+
+
+@ways
+def test_a_full_disk_is_reported_with_the_name_and_leaves_nothing(tmp_path, make):
+    full = failing(errno.ENOSPC, None)
+    with pytest.raises(OSError, match=r"No space left on device: '[^.]*/x'"):
+        make(tmp_path / "x", then=full)
+    assert {*os.listdir(tmp_path)} <= {".x.lock"}
+
+
+@ways
+def test_the_next_write_deletes_what_a_crash_left_of_the_same_name(tmp_path, make):
     """After a day, since the writer may be alive."""
     for name, age in (("a", 90_000), ("[a]", 90_000), ("[a]", 80_000)):
         left = tmp_path / f".{name}.{age:016}.partial"
-        left.write_bytes(b"half")
+        left.mkdir()
+        (left / "half").write_text("")
         os.utime(left, (time.time() - age,) * 2)
-    if kind == "file":
-        write_bytes(tmp_path / "[a]", b"whole")
-    else:
-        with files.atomic_folder(tmp_path / "[a]"):
-            pass
-    left = [f".[a].{80_000:016}.partial", f".a.{90_000:016}.partial", "[a]"]
-    assert sorted(os.listdir(tmp_path)) == left
-
-
-def test_a_folder_is_whole_or_not_there_and_replaces_an_empty_one_only(tmp_path):
-    path = tmp_path / "x"
-    with suppress(KeyError), files.atomic_folder(path) as partial:
-        (partial / "part").write_text("one")
-        raise KeyError
-    assert os.listdir(tmp_path) == []
-    path.mkdir()
-    with files.atomic_folder(path) as partial:
-        (partial / "part").write_text("one")
-    assert os.listdir(path) == ["part"]
-    with pytest.raises(OSError, match="x"), files.atomic_folder(path) as partial:
-        (partial / "other").write_text("two")
-    assert os.listdir(tmp_path) == ["x"]
-    assert os.listdir(path) == ["part"]
+    make(tmp_path / "[a]")
+    left = {f".[a].{80_000:016}.partial", f".a.{90_000:016}.partial", "[a]"}
+    assert {*os.listdir(tmp_path)} - {".[a].lock"} == left
 
 
 def failing(number, real, fails=lambda *arguments: True):
@@ -179,45 +204,18 @@ def build_a_folder(partial):
     (partial / "part").write_text("one")
 
 
-def _build(path, log):
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
+def test_of_several_processes_one_builds_and_all_see_it_whole(tmp_path):
     def build(partial):
-        with open(log, "a") as file:
+        with open(tmp_path / "log", "a") as file:
             file.write("built\n")
         build_a_folder(partial)
         time.sleep(0.3)
         (partial / "rest").write_text("two")
 
-    assert build_once(path, build, read) == ["part", "rest"]
-
-
-def test_of_several_processes_one_builds_and_all_see_it_whole(tmp_path):
-    spawn = multiprocessing.get_context("spawn")
-    arguments = (tmp_path / "cache" / "x", tmp_path / "log")
-    processes = [spawn.Process(target=_build, args=arguments) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    with parallel_map(lambda x: build_once(tmp_path / "x" / x, build, read), 3) as each:
+        assert [*each("yyy")] == [["part", "rest"]] * 3
     assert (tmp_path / "log").read_text() == "built\n"
-
-
-def test_leftovers_of_a_crash_are_built_anew(tmp_path):
-    for name in (f".x.{'0' * 16}.partial", f".x.{'1' * 16}.partial"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "half").write_text("")
-        os.utime(tmp_path / name, (0, 0))
-    _build(tmp_path / "x", tmp_path / "log")
-    assert not list(tmp_path.glob(".x*partial"))
-
-    def fails(partial):
-        partial.write_text("half")
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        build_once(tmp_path / "y", fails, read)
-    assert not (tmp_path / "y").exists()
-    assert not list(tmp_path.glob(".y*partial"))
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link to a folder"])
@@ -255,12 +253,6 @@ def test_what_is_built_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     assert folder.startswith(".x.")
 
 
-def test_a_full_disk_is_reported_with_the_name(tmp_path):
-    build = failing(errno.ENOSPC, None)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/x'"):
-        build_once(tmp_path / "x", build, read)
-
-
 def test_a_full_disk_names_the_folder_and_not_the_hidden_one(tmp_path):
     with (
         pytest.raises(OSError, match=r"No space left on device: '[^.]*/x'"),
@@ -268,7 +260,6 @@ def test_a_full_disk_names_the_folder_and_not_the_hidden_one(tmp_path):
         atomic_write(partial / "train.en") as file,
     ):
         raise OSError(errno.ENOSPC, "No space left on device", str(file.name))
-    assert os.listdir(tmp_path) == []
 
 
 def test_what_others_put_into_a_damaged_folder_stays(tmp_path):
