@@ -1,6 +1,5 @@
 """Run directories: who may write there, what is found there, damaged files."""
 
-import json
 import math
 import shutil
 import time
@@ -21,8 +20,16 @@ DECODING = DecodingConfig(beam=7, nbest=3)
 RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DECODING, TEXT)
 
 
-def test_a_run_directory_is_never_reused(tmp_path):
+@pytest.fixture
+def run(tmp_path):
+    """An empty directory for a run."""
     run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    return run
+
+
+def test_a_run_directory_is_never_reused(run):
+    run.path.rmdir()
     with run.lock():
         pass
     assert not run.path.exists()  # nothing came of it
@@ -42,9 +49,7 @@ def test_a_run_directory_is_never_reused(tmp_path):
             run.require_free()
 
 
-def test_two_processes_cannot_train_in_one_directory(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
+def test_two_processes_cannot_train_in_one_directory(run):
     with held_elsewhere(f"RunDirectory(Path({str(run.path)!r})).lock()") as other:
         run.config.write_text("{}")
         with pytest.raises(ValueError, match=r"another training is running here$"):
@@ -55,9 +60,8 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path):
         pass
 
 
-def test_what_killed_processes_left_is_swept_and_nothing_else(tmp_path):
-    run, end = RunDirectory(tmp_path / "run"), f".{'0a' * 8}.partial"
-    run.path.mkdir()
+def test_what_killed_processes_left_is_swept_and_nothing_else(run):
+    end = f".{'0a' * 8}.partial"
     swept = {f".best.safetensors{end}", f".step-00000010.safetensors{end}"}
     kept = {"mine", ".mine.partial", f".mine{end}", ".best.safetensors.0123.partial"}
     kept |= {f".step-1.safetensors{end}", "config.json"}
@@ -83,8 +87,7 @@ OF_THE_USER = [
 
 
 @pytest.mark.parametrize("names", OF_THE_USER, ids=" ".join)
-def test_a_directory_of_the_user_is_left_as_it_is(tmp_path, names):
-    run = RunDirectory(tmp_path / "run")
+def test_a_directory_of_the_user_is_left_as_it_is(run, names):
     for name in names:
         (run.path / name).parent.mkdir(parents=True, exist_ok=True)
         (run.path / name).write_text("of the user")
@@ -95,23 +98,18 @@ def test_a_directory_of_the_user_is_left_as_it_is(tmp_path, names):
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_a_failed_start_leaves_nothing_and_removes_nothing_of_others(tmp_path, made):
-    run = RunDirectory(tmp_path / "run")
-    if made:
-        run.path.mkdir()
+def test_a_failed_start_leaves_nothing_and_removes_nothing_of_others(run, made):
+    if not made:
+        run.path.rmdir()
     with run.lock():
         run.unsaved.touch()
-    assert run.path.exists() == made
-    if made:
-        assert list(run.path.iterdir()) == []
+    assert [*run.path.parent.rglob("*")] == [run.path][:made]
     with run.lock():
         (run.path / "notes").touch()
     assert [path.name for path in run.path.iterdir()] == ["notes"]
 
 
-def test_a_start_that_was_killed_is_begun_again(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
+def test_a_start_that_was_killed_is_begun_again(run):
     for name in (*run_directory.HIDDEN, f".config.json.{'7' * 16}.partial"):
         (run.path / name).touch()
     with run.lock():
@@ -138,8 +136,7 @@ WRITES = [
 
 
 @pytest.mark.parametrize("change", [moved, replaced, shutil.rmtree])
-def test_a_training_that_lost_its_directory_writes_nothing_more(tmp_path, change):
-    run = RunDirectory(tmp_path / "run")
+def test_a_training_that_lost_its_directory_writes_nothing_more(run, tmp_path, change):
     with run.lock():
         run.config.write_text("{}")
         run.record(1, loss=0.5)
@@ -173,68 +170,54 @@ def test_runs_of_one_second_have_names_of_their_own(tmp_path, monkeypatch):
     assert sorted(folder.iterdir()) == [runs[0], runs[2]]
 
 
-def test_copies_are_no_checkpoints(tmp_path):
-    run = RunDirectory(tmp_path)
+def test_copies_are_no_checkpoints(run):
     run.checkpoint(8).write_bytes(b"")
     run.checkpoint(100_000_000).write_bytes(b"")
     copies = "step-00000009 (copy)", "step-9", "step-copy", "step-٠٠٠٠٠٠٠٩", "step-"
     for name in copies:
-        (tmp_path / f"{name}.safetensors").write_bytes(b"")
+        (run.path / f"{name}.safetensors").write_bytes(b"")
     run.checkpoint(10).mkdir()
     run.checkpoint(99_999_999).symlink_to("nowhere")
     assert run.checkpoints() == [run.checkpoint(8), run.checkpoint(100_000_000)]
     run.prune(TrainingConfig(keep_last=1, average=1))
-    assert len(list(tmp_path.iterdir())) == 3 + len(copies)
+    assert len(list(run.path.iterdir())) == 3 + len(copies)
 
 
-def test_metrics_after_a_checkpoint_are_forgotten(tmp_path):
-    run = RunDirectory(tmp_path)
-    for step in (0, 1, 2, 2, 3):
-        run.record(step, loss=0.5)
-    run.record(2, test_bleu=30.0)  # of the end, which is now another
-    run.truncate_metrics(2)
-    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    assert records == [{"step": step, "loss": 0.5} for step in (0, 1, 2, 2)]
-
-
-def test_a_run_that_begins_with_a_validation_writes_that_again(tmp_path):
-    run = RunDirectory(tmp_path)
+def test_metrics_after_a_checkpoint_are_forgotten(run):
+    """And those of the end, which is now another; a validation may come again."""
     lines = [
-        {"step": 2, "validation_loss": 3.0},
+        {"step": 0, "validation_loss": 3.0},
         {"step": 4, "loss": 2.0},
         {"step": 4, "validation_loss": 1.0},
+        {"step": 5, "loss": 2.0},
+        {"step": 4, "test_bleu": 30.0},
     ]
     for line in lines:
-        run.append(run.metrics, json.dumps(line))
-    run.truncate_metrics(4)
-    assert run.read_metrics() == lines
-    run.truncate_metrics(4, validates=True)
-    assert run.read_metrics() == lines[:2]
+        run.record(**line)
+    for validates, left in ((False, 3), (True, 2)):
+        run.truncate_metrics(4, validates)
+        assert run.read_metrics() == lines[:left]
 
 
-def test_a_run_has_no_metrics_at_first(tmp_path):
-    run = RunDirectory(tmp_path)
+def test_a_run_has_no_metrics_at_first(run):
     with pytest.raises(ValueError, match=r"expected a run directory, found no .*metr"):
         run.read_metrics()
     run.config.write_text("{}")
     assert run.read_metrics() == []
 
 
-def test_numbers_that_are_not_finite_are_null(tmp_path):
-    run, values = RunDirectory(tmp_path), [math.nan, math.inf, -math.inf, 0.1 + 0.2]
-    run.record(1, loss=values[0], norm=values[1], low=values[2], rate=values[3])
+def test_numbers_that_are_not_finite_are_null(run):
+    rate = 0.1 + 0.2
+    run.record(1, loss=math.nan, norm=math.inf, low=-math.inf, rate=rate)
     run.append(run.metrics, '{"step": 2, "loss": NaN}')  # of an earlier version
     run.truncate_metrics(2)
-    one, two = run.metrics.read_text().splitlines()
-    rate = 0.1 + 0.2
-    assert (
-        one == f'{{"step": 1, "loss": null, "norm": null, "low": null, "rate": {rate}}}'
-    )
-    assert two == '{"step": 2, "loss": null}'
+    assert run.metrics.read_text().splitlines() == [
+        f'{{"step": 1, "loss": null, "norm": null, "low": null, "rate": {rate}}}',
+        '{"step": 2, "loss": null}',
+    ]
 
 
-def test_lines_that_are_no_metrics_are_skipped(tmp_path):
-    run = RunDirectory(tmp_path)
+def test_lines_that_are_no_metrics_are_skipped(run):
     for line in ("5", "[1]", "null", '{"loss": 0.5}', '{"step": "1"}', '{"step": 1'):
         run.append(run.metrics, line)
     run.record(7)
@@ -243,10 +226,8 @@ def test_lines_that_are_no_metrics_are_skipped(tmp_path):
 
 
 def test_a_resumed_run_keeps_its_new_settings_and_writes_nothing_twice(
-    tmp_path, monkeypatch
+    run, monkeypatch
 ):
-    run = RunDirectory(tmp_path / "run")
-    run.path.mkdir()
     run.begin(RUN, b"pieces", False)
     changed = replace(RUN, training=replace(RUN.training, steps=77))
     run.begin(changed, b"pieces", True)
