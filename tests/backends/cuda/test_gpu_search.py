@@ -1,14 +1,14 @@
 """Beam search on a GPU against the search on a processor, which loops follow."""
 
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from minitransformer.backends.cuda import device
-from minitransformer.backends.cuda.beam_search import GraphSearch, start_search
+from minitransformer.backends.cuda.beam_search import GraphSearch
 from minitransformer.backends.cuda.search_steps import (
     SearchSteps,
     Shape,
@@ -20,64 +20,68 @@ from minitransformer.engine.autograd import no_grad
 from minitransformer.engine.backend import to_host
 from minitransformer.model.transformer import Transformer
 from minitransformer.settings.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.translation.batch_translation import translate_ids
+from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
+from minitransformer.translation.batch_translation import score_targets, translate_ids
 from minitransformer.translation.constraints import Constraints, Prefix
-from minitransformer.translation.incremental_decoding import CachedDecoder, Ensemble
+from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import sample_ids
 from support.closeness import assert_close
 from support.cuda import backend_for
 from support.models import tiny_config
+from support.properties import within
 from support.scripted_decoder import (
     ScriptedDecoder,
     random_log_probs,
     search_to_the_end,
 )
+from support.strategies import cases
 
 ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+# The largest error of a score, as a share of it and 1.
+TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 TINY = tiny_config((2, 2), vocab_size=23)
 
 
-def on_gpu(gpu, dtype="float32", **settings):
-    """A small model with its matrices on the GPU."""
-    model = Transformer(replace(TINY, **settings), seed=2)
+def on_gpu(gpu, model, dtype="float32"):
+    """Move a model's parameters to the GPU, matrices as `dtype`. Return the model."""
     for _, parameter in model.named_parameters():
         data = parameter.data
-        data = data.astype(DTYPES[dtype]) if data.ndim > 1 else data
+        data = data.astype(DTYPES[dtype] if data.ndim > 1 else np.float32)
         parameter.data = gpu.xp.asarray(data)
     return model
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_best_tokens_of_rows(gpu, dtype):
+def tiny(**settings):
+    return Transformer(replace(TINY, **settings), seed=2)
+
+
+@settings(suppress_health_check=list(HealthCheck))
+@given(
+    vocab_size=st.integers(20, 50) | st.sampled_from([1300, 2000]),
+    count=st.integers(1, 16),
+    levels=st.sampled_from([1, 3, 1000]),
+    dtype=st.sampled_from([*DTYPES]),
+    seed=st.integers(0, 1000),
+)
+# 1,990 equal logits do not fit in the block's list of candidates.
+@example(2000, 8, 1, "float32", 0)
+def test_the_best_tokens_of_rows(gpu, vocab_size, count, levels, dtype, seed):
     """Against a sort of each row; ties go to the lower token."""
-    logits = np.random.default_rng(4).standard_normal((5, 1300)).astype(DTYPES[dtype])
-    logits[:, 700:710] = logits[:, 40:50] = logits.max() + 1
+    logits = np.random.default_rng(seed).integers(0, levels, (3, vocab_size)) / 64
+    logits = logits.astype(DTYPES[dtype])
     logits[1, 4:] = -np.inf
-    best = top_tokens(gpu.xp.asarray(logits), 12)
+    best = top_tokens(gpu.xp.asarray(logits), count)
     values, tokens, totals = (to_host(array) for array in best)
     wide = logits.astype(float)
     assert_close(totals, np.log(np.exp(wide).sum(axis=1)), "float32")
     wide[:, [PAD_ID, UNK_ID, BOS_ID]] = -np.inf
-    order = np.argsort(-wide, axis=1, kind="stable")[:, :12]
+    order = np.argsort(-wide, axis=1, kind="stable")[:, :count]
     assert (values == np.take_along_axis(wide, order, 1)).all()
     finite = np.isfinite(values)
     assert (tokens == order)[finite].all()
-    assert finite.sum(axis=1).tolist() == [12, 1, 12, 12, 12]
-
-
-@pytest.mark.parametrize("ties", [10, 1200])
-def test_the_best_tokens_are_the_same_with_ever_more_ties(gpu, ties):
-    """With 1,200 equal logits the candidates do not fit in the block's list."""
-    logits = np.zeros((2, 2000), np.float32)
-    logits[:, 100 : 100 + ties] = 1
-    logits[1, 7] = 2
-    values, tokens, _ = top_tokens(gpu.xp.asarray(logits), 8)
-    assert to_host(tokens)[0].tolist() == list(range(100, 108))
-    assert to_host(tokens)[1].tolist() == [7, *range(100, 107)]
-    assert to_host(values)[1].tolist() == [2] + [1] * 7
+    assert finite.sum(axis=1).tolist() == [count, 1, count]
 
 
 class ScriptedSteps(SearchSteps):
@@ -87,7 +91,7 @@ class ScriptedSteps(SearchSteps):
     """
 
     def __init__(self, gpu, table, shape):
-        self.model = model = on_gpu(gpu)
+        self.model = model = on_gpu(gpu, tiny())
         self.table, self.counts = table, []
         block = gpu.xp.empty(num_bytes(model, shape), np.uint8)
         super().__init__(model, shape, block)
@@ -128,35 +132,61 @@ def scripted_search(gpu, table, limits, beam, nbest):
     return [hypotheses for _, hypotheses in search.step()], steps.counts
 
 
-@pytest.mark.parametrize(("beam", "nbest"), [(1, 1), (2, 1), (4, 2), (9, 2)])
-def test_gpu_beam_search_equals_the_reference(gpu, beam, nbest):
-    limits = np.array([1, 2, 3, 5, 5, 7])
-    if beam == 9:
-        limits = limits[2:4]
-    for seed, sharpness in enumerate([0.0, 0.5, 3.0, 3.0]):
-        table = random_log_probs(seed, sharpness)
-        decoder = ScriptedDecoder(table, range(len(limits)))
-        expected = search_to_the_end(decoder, limits, beam, 0.6, nbest)
-        hypotheses, counts = scripted_search(gpu, table, limits, beam, nbest)
-        assert len(decoder.counts) <= len(counts) <= len(decoder.counts) + 1
-        for a, b in zip(hypotheses, expected, strict=True):
-            assert [h.tokens for h in a] == [h.tokens for h in b]
-            for got, hypothesis in zip(a, b, strict=True):
-                assert_close(got.score, hypothesis.score, "float32")
-                assert_close(got.log_prob, hypothesis.log_prob, "float32")
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@given(
+    beam=st.integers(1, 9),
+    nbest=st.integers(1, 9),
+    limits=st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    sharpness=st.sampled_from([0.0, 0.5, 3.0]),  # 0: all are ties
+    seed=st.integers(0, 1000),
+)
+# Sentences that end later stand between others, and move together.
+@example(3, 2, [9, 2, 2, 2, 8, 2, 2, 9, 2, 2, 2, 7], 0.3, 3)
+def test_gpu_beam_search_equals_the_reference(
+    gpu, beam, nbest, limits, sharpness, seed
+):
+    nbest = min(beam, nbest)
+    table, limits = random_log_probs(seed, sharpness), np.array(limits)
+    decoder = ScriptedDecoder(table, range(len(limits)))
+    expected = search_to_the_end(decoder, limits, beam, 0.6, nbest)
+    hypotheses, counts = scripted_search(gpu, table, limits, beam, nbest)
+    assert len(decoder.counts) <= len(counts) <= len(decoder.counts) + 1
+    # Of the step before the last, it is known which sentences are left.
+    for step, rows in enumerate(counts, start=1):
+        assert rows < 3 * (limits > step - 2).sum()
+    assert_same(hypotheses, expected)
 
 
-def test_sentences_that_are_left_move_together(gpu):
-    """Those that end later stand between others. Each ends as if it were alone."""
-    limits = [9, 2, 2, 2, 8, 2, 2, 9, 2, 2, 2, 7]
-    table = random_log_probs(3, 0.3)
-    together, counts = scripted_search(gpu, table, limits, 3, 2)
-    assert counts[0] == 12
-    assert counts[-1] in (1, 2, 3, 4)
-    for sentence, limit in enumerate(limits):
-        own_table = partial(lambda number, _, history: table(number, history), sentence)
-        alone, _ = scripted_search(gpu, own_table, [limit], 3, 2)
-        assert [h.tokens for h in alone[0]] == [h.tokens for h in together[sentence]]
+def assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert [h.tokens for h in a] == [h.tokens for h in b]
+        for name in ("score", "log_prob"):
+            numbers = [[getattr(h, name) for h in hypotheses] for hypotheses in (a, b)]
+            assert_close(*numbers, "float32")
+
+
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@given(
+    case=cases(3, least=1, scales=(1.0, 0.3), least_width=2, vocab_size=st.just(30)),
+    beam=st.integers(1, 4),
+    dtype=st.sampled_from([*DTYPES]),
+)
+def test_a_translation_has_the_score_of_its_tokens_in_float64(gpu, case, beam, dtype):
+    """By a whole pass of a model with the same rounded matrices."""
+    exact, model = case.model(), on_gpu(gpu, case.model(), dtype)
+    for (_, parameter), (_, rounded) in zip(
+        exact.named_parameters(), model.named_parameters(), strict=True
+    ):
+        parameter.data = to_host(rounded.data).astype(float)
+    config = DecodingConfig(beam=beam, nbest=beam, max_len_a=0, max_len_b=7)
+    with backend_for(gpu.xp.ndarray):
+        found = translate_ids(model, case.sources, config)
+    for source, best in zip(case.sources, found, strict=True):
+        for h in best:
+            [each] = score_targets(exact, [source], [h.tokens])
+            expected = each[: min(len(h.tokens) + 1, 8)].sum()
+            error = abs(h.log_prob - expected)
+            within(error, TOLERANCES[dtype] * (1 + abs(expected)))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -185,16 +215,12 @@ def test_logits_that_are_not_finite_are_refused_by_both_searches(gpu, bad, when)
             search()
 
 
-@pytest.mark.parametrize(
-    ("name", "window"),
-    [("plain", 3), ("constrained", None), ("sampled", 3), ("ensemble", None)],
-)
-def test_translations_are_those_of_the_reference(gpu, name, window):
-    """Twice: the second time, the steps of known shapes are replayed."""
-    sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]] * 3
+@pytest.mark.parametrize("name", ["constrained", "sampled", "ensemble"])
+def test_searches_that_ask_for_weights_are_those_of_the_reference(gpu, name):
+    sources = [[5, 9, 4], [7], [12, 13, 5, 6, 8, 10], [20, 21], [4, 4, 4, 4]]
     config = TranslationConfig(beam=3, nbest=2, max_len_b=6)
-    prefixes = [Prefix("", [5, n % 19 + 4], [[6], [7, 8]]) for n in range(15)]
-    member = Transformer(replace(TINY, attention_window=window), seed=2)
+    prefixes = [Prefix("", [5, n + 4], [[6], [7, 8]]) for n in range(5)]
+    member = tiny(attention_window=3)
     model = Ensemble([member, member]) if name == "ensemble" else member
 
     def translations():
@@ -204,95 +230,34 @@ def test_translations_are_those_of_the_reference(gpu, name, window):
         return translate_ids(model, sources, config, constraints=constraints)
 
     expected = translations()
-    for _, parameter in member.named_parameters():
-        parameter.data = gpu.xp.asarray(parameter.data)
+    on_gpu(gpu, member)
     with backend_for(gpu.xp.ndarray):
-        for _ in range(2):
-            for a, b in zip(translations(), expected, strict=True):
-                assert [h.tokens for h in a] == [h.tokens for h in b]
-                got, scores = ([h.score for h in hypotheses] for hypotheses in (a, b))
-                assert_close(got, scores, "float32")
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_logits_of_16_bits_are_those_of_the_plain_decoder(gpu, dtype):
-    """In every step, with the beams that the search has chosen."""
-    model = on_gpu(gpu, dtype)
-    source = gpu.xp.asarray(np.random.default_rng(7).integers(4, 23, (3, 5)))
-    limits = np.full(3, 6)
-    with no_grad(), backend_for(gpu.xp.ndarray):
-        plain = CachedDecoder(model, source, 2)
-        search = start_search(
-            CachedDecoder(model, source, 2),
-            np.arange(3),
-            limits,
-            beam_size=2,
-            alpha=0.6,
-            nbest=1,
-        )
-        steps = search._steps
-        steps.start(search._state, limits, 0.6)
-        arrays, rows = steps.arrays, np.repeat(np.arange(3), 1)
-        tokens = gpu.xp.asarray(np.full(3, BOS_ID))
-        for step in range(5):
-            logits = to_host(steps.logits(3)).astype(float).reshape(3, 2, -1)
-            [weights] = plain.step(tokens)
-            expected = to_host(weights.values) / to_host(weights.sums)[:, None]
-            found = np.exp(logits - logits.max(axis=2, keepdims=True))
-            found /= found.sum(axis=2, keepdims=True)
-            found[..., :EOS_ID] = 0
-            beams = found[:, :1] if step == 0 else found
-            assert_close(beams.reshape(len(expected), -1), expected, dtype)
-            # Choose beams and tokens for both.
-            rng = np.random.default_rng(step)
-            origins = rng.integers(0, 1 if step == 0 else 2, (3, 2)).astype(np.int32)
-            chosen = rng.integers(4, 23, (3, 2)).astype(np.int32)
-            arrays.origins[...] = gpu.xp.asarray(origins)
-            arrays.tokens[...] = gpu.xp.asarray(chosen)
-            arrays.position += 1
-            rows = np.arange(3)[:, None] * (1 if step == 0 else 2) + origins
-            plain.select(gpu.xp.asarray(rows.reshape(-1)))
-            tokens = gpu.xp.asarray(chosen.reshape(-1))
+        assert_same(translations(), expected)
 
 
 def test_a_step_that_cannot_be_recorded_is_computed(stand_in):
     config = TranslationConfig(beam=2, max_len_b=6)
-    model = on_gpu(SimpleNamespace(xp=stand_in.xp))
+    expected = translate_ids(tiny(), [[5, 6, 7]], config)
     stand_in.refuses_capture = True
     with pytest.warns(UserWarning, match="without CUDA graphs: operation"):
-        found = translate_ids(model, [[5, 6, 7]], config)
-    expected = translate_ids(Transformer(TINY, seed=2), [[5, 6, 7]], config)
-    assert [h.tokens for h in found[0]] == [h.tokens for h in expected[0]]
+        found = translate_ids(on_gpu(stand_in, tiny()), [[5, 6, 7]], config)
+    assert_same(found, expected)
 
 
-def test_a_graph_is_recorded_once_for_each_number_of_rows(stand_in):
-    config = TranslationConfig(beam=2, max_len_b=6, max_len_a=0)
-    model = on_gpu(SimpleNamespace(xp=stand_in.xp))
-    sources = [[5, 6, 7], [9, 4], [11, 5, 8]]
-    translate_ids(model, sources, config)
-    recorded = stand_in.calls.count("captured")
-    stand_in.calls.clear()
-    translate_ids(model, sources, config)
-    assert recorded
-    assert "captured" not in stand_in.calls
-    assert "launched" in stand_in.calls
-
-
-def test_arrays_of_another_model_or_of_larger_batches_take_the_place_of_others(
-    stand_in,
-):
-    """The memory of a model's searches is that of the largest."""
-    config = TranslationConfig(beam=2, max_len_b=6)
-    models = [on_gpu(SimpleNamespace(xp=stand_in.xp), d_ff=n) for n in (8, 12)]
+def test_searches_share_the_graphs_and_the_memory_of_their_model(stand_in):
+    """The memory is that of the largest; another graph is for other sizes only."""
+    config = TranslationConfig(beam=2, max_len_a=0, max_len_b=6)
     short, long = [[5, 6]], [[n % 19 + 4 for n in range(40)]] * 3
-    for model, d_ff in zip(models, (8, 12), strict=True):
-        for sources in (short, long, short):
-            found = translate_ids(model, sources, config)
-            reference = Transformer(replace(TINY, d_ff=d_ff), seed=2)
-            expected = translate_ids(reference, sources, config)
-            assert [[h.tokens for h in a] for a in found] == [
-                [h.tokens for h in a] for a in expected
-            ]
+    models = [tiny(d_ff=8), tiny(d_ff=12)]
+    for model in models:
+        expected = [translate_ids(model, sources, config) for sources in (short, long)]
+        on_gpu(stand_in, model)
+        for i, captured in (0, True), (0, False), (1, True), (0, True), (1, False):
+            stand_in.calls.clear()
+            found = translate_ids(model, (short, long)[i], config)
+            assert_same(found, expected[i])
+            assert ("captured" in stand_in.calls) == captured
+            assert "launched" in stand_in.calls
     assert len(device.current().searches) == 2
     del models, model
     assert not len(device.current().searches)
