@@ -1,5 +1,6 @@
 """The command that averages checkpoints."""
 
+import json
 import os
 import shutil
 
@@ -16,6 +17,7 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
 from minitransformer.text.tokenizer import Tokenizer
 from support.closeness import assert_close
+from support.in_process import rows
 from support.models import tiny_config
 
 CONFIG = tiny_config(vocab_size=40)
@@ -56,27 +58,30 @@ def saved_as(run, name, **state):
     return path
 
 
-@pytest.mark.parametrize(
-    ("other", "differs"),
-    [
-        ({"origin": 2}, "its beginning (--seed or --from) differs"),
-        ({"text": {"train": "0e", "val": "0f"}}, "its training text differs"),
-        ({"languages": ("de", "en")}, "its direction differs"),
-        ({"languages": ("src", "tgt")}, ""),  # no codes: these say no direction
-        ({"text": {"train": "0f", "val": "0e"}}, ""),
-        ({"origin": 0, "text": {}, "languages": ()}, ""),  # of an older version
-    ],
-)
+# What a checkpoint knows, and how it differs. Names that are no codes of languages say no
+# direction, and an older version knew nothing.
+KNOWN = """
+{"origin": 2} | its beginning (--seed or --from) differs
+{"text": {"train": "0e", "val": "0f"}} | its training text differs
+{"languages": ["de", "en"]} | its direction differs
+{"languages": ["src", "tgt"]} | nothing
+{"text": {"train": "0f", "val": "0e"}} | nothing
+{"origin": 0, "text": {}, "languages": []} | nothing
+"""
+
+
+@pytest.mark.parametrize(("other", "differs"), rows(KNOWN))
 def test_checkpoints_that_do_not_belong_together_are_named(run, capsys, other, differs):
     known = {"origin": 1, "text": {"train": "0f"}, "languages": ("en", "de")}
     last = saved_as(run, "last", **known)
-    path = saved_as(run, "other", **{**known, **other})
+    path = saved_as(run, "other", **{**known, **json.loads(other)})
     out = run.path.parent / "mean"
-    assert main([str(out), str(path), str(last)]) == bool(differs)
+    is_refused = differs != "nothing"
+    assert main([str(out), str(path), str(last)]) == is_refused
     error = capsys.readouterr().err
     named = f"minitransformer average: error: {path}: {differs} from that of {last}\n"
-    assert error == (named if differs else "")
-    assert out.exists() != bool(differs)
+    assert error == named * is_refused
+    assert out.exists() != is_refused
 
 
 @pytest.mark.parametrize("way", [os.symlink, os.link, shutil.copy])

@@ -23,6 +23,7 @@ from minitransformer.commands.trees import (
     restore_tree,
     words,
 )
+from support.in_process import rows
 
 PENN = r"""
 ( (S
@@ -76,18 +77,19 @@ def test_penn_trees_are_normalised(tmp_path):
     assert " ".join(words(trees[0])) == r"The board was given 1\/2 -LRB- its -RRB- ."
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("(S (NN a))\n(S (NN", "tree 2: expected ')', got the end"),
-        ("(S (NN a b))", "tree 1: expected a bracket, got b"),
-        ("(S (NN a (NN b)))", "tree 1: expected ')' after a, got ("),
-        ("(S (NN a)) )", "tree 2: expected '(', got )"),
-        ("(S (NN a) b)", "tree 1: expected a bracket, got b"),
-    ],
-)
+# Trees, and what the error says; a stroke stands for the end of a line.
+WRONG = """
+(S (NN a)) / (S (NN | tree 2: expected ')', got the end
+(S (NN a b)) | tree 1: expected a bracket, got b
+(S (NN a (NN b))) | tree 1: expected ')' after a, got (
+(S (NN a)) ) | tree 2: expected '(', got )
+(S (NN a) b) | tree 1: expected a bracket, got b
+"""
+
+
+@pytest.mark.parametrize(("text", "message"), rows(WRONG))
 def test_wrong_brackets_are_named(text, message, tmp_path):
-    (tmp_path / "wrong.mrg").write_text(text)
+    (tmp_path / "wrong.mrg").write_text(text.replace("/", "\n"))
     with pytest.raises(ValueError, match="^" + re.escape(f"{tmp_path}/wrong.mrg")) as e:
         list(read_trees(tmp_path / "wrong.mrg"))
     assert message in str(e.value)
@@ -119,25 +121,19 @@ def test_any_line_becomes_a_tree_over_the_words(tmp_path_factory, symbols, sente
     assert len(words(again)) == len(sentence)
 
 
+# Brackets left open, and ends in the wrong order; too many leaves, and too few:
+# the missing one stands beside the last.
+BROKEN = """
+bS bNP DT NN eNP bVP VB | (TOP (S (NP (DT a) (NN dog)) (VP (VB ran) (NN .))))
+bS bNP DT NN VB eS . eNP | (TOP (S (NP (DT a) (NN dog) (VB ran))) (. .))
+bS bNP DT NN NN . eNP . eS | (TOP (S (NP (DT a) (NN dog) (NN ran) (. .))))
+bS bNP DT NN . eNP eS | (TOP (S (NP (DT a) (NN dog) (. ran) (NN .))))
+"""
+
+
 @pytest.mark.parametrize(
     ("sequence", "expected"),
-    [
-        # Nothing.
-        ("", "(TOP (NN a) (NN dog) (NN ran) (NN .))"),
-        # Brackets left open, ends in the wrong order.
-        (
-            "bS bNP DT NN eNP bVP VB",
-            "(TOP (S (NP (DT a) (NN dog)) (VP (VB ran) (NN .))))",
-        ),
-        ("bS bNP DT NN VB eS . eNP", "(TOP (S (NP (DT a) (NN dog) (VB ran))) (. .))"),
-        # Too many leaves.
-        (
-            "bS bNP DT NN NN . eNP . eS",
-            "(TOP (S (NP (DT a) (NN dog) (NN ran) (. .))))",
-        ),
-        # Too few: the missing one stands beside the last.
-        ("bS bNP DT NN . eNP eS", "(TOP (S (NP (DT a) (NN dog) (. ran) (NN .))))"),
-    ],
+    [*rows(BROKEN), ("", "(TOP (NN a) (NN dog) (NN ran) (NN .))")],
 )
 def test_broken_sequences_are_repaired(sequence, expected):
     assert bracket_tree(restore_tree(sequence, "a dog ran .".split())) == expected

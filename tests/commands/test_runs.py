@@ -7,6 +7,7 @@ import pytest
 
 from minitransformer.commands.runs import main
 from minitransformer.runs.run_directory import RunDirectory
+from support.in_process import rows
 from support.locks import held_elsewhere
 from support.models import BUILT_IN, save_run
 
@@ -68,21 +69,22 @@ def test_files_of_the_user_stay(capsys):
     assert f"but not {', '.join(kept)}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ("talk", "talk: expected one run, found none; did you mean talks?"),
-        ("toy nothing", "nothing: expected one run, found none"),
-        ("other", "other: expected one run, found none"),  # with another config.json
-        ("runs", "runs: expected one run, found none"),
-        ("talks/best.safetensors", "expected one run, found none"),
-        ("twice", "twice: expected one run, found "),
-        ("../old/talks", "../old/talks: expected one run, found none"),
-        ("./toy", "./toy: expected one run, found none"),
-        ("toy/", "toy/: expected one run, found none"),
-        ("..", "..: expected one run, found none"),
-    ],
-)
+# Names, and what the error says.
+NO_RUNS = """
+talk | talk: expected one run, found none; did you mean talks?
+toy nothing | nothing: expected one run, found none
+other | other: expected one run, found none
+runs | runs: expected one run, found none
+talks/best.safetensors | expected one run, found none
+twice | twice: expected one run, found
+../old/talks | ../old/talks: expected one run, found none
+./toy | ./toy: expected one run, found none
+toy/ | toy/: expected one run, found none
+.. | ..: expected one run, found none
+"""
+
+
+@pytest.mark.parametrize(("names", "message"), rows(NO_RUNS))
 def test_what_is_no_run_or_might_be_another_is_refused(place, capsys, names, message):
     save_run(Path("twice"), {})
     save_run(Path("runs/twice"), {})

@@ -4,44 +4,44 @@ import pytest
 
 from minitransformer.text.markup import PRIVATE, HtmlLine, html_lines
 from support.html_trees import elements
+from support.in_process import rows
 
-TAG = "\U000f0000"
-
-
-def shown(page):
-    """The lines of a page that have text, with a bar for each tag or element."""
-    lines = [PRIVATE.sub("|", line.text).strip() for line in html_lines(page)]
-    return [line for line in lines if line]
+# A page, and its lines that have text, with an underscore for each tag or element.
+LINES = """
+<p>I am <b>very</b> ill.</p><p>Me, too.</p> | I am _very_ ill. / Me, too.
+<li>One</li><li>Two &lt; three</li> | One / Two < three
+<p>x < 5, y > 3, a&amp;b, AT&T</p> | x < 5, y > 3, a&b, AT&T
+<a title='a > b' href=x>the door</a> | _the door_
+Use <code>the door</code> or <kbd>Enter</kbd>. | Use _ or _.
+My <i translate=no>Good <b>day</b></i> dog | My _ dog
+A <b class='x notranslate'>Green House</b> | A _
+<div translate=no><p>No.</p></div><p>Yes.</p> | Yes.
+<div translate=no><div>No</div>No</div>Yes | Yes
+<pre>a  b</pre><textarea>c</textarea>d | d
+<script>if (a<b) {}</script>d<style>p {}</style> | d
+one<br>two | one_ two
+old.<sup><a href=#1>[1]</a></sup> It is | old._ It is
+a <!-- > b --> c | a _ c
+a <!-- b | a
+a <b | a
+I <3 you | I <3 you
+"""
 
 
 @pytest.mark.parametrize(
     ("page", "lines"),
     [
-        ("<p>I am <b>very</b> ill.</p><p>Me, too.", ["I am |very| ill.", "Me, too."]),
-        ("<li>One</li><li>Two &lt; three</li>", ["One", "Two < three"]),
-        ("<p>x < 5, y > 3, a&amp;b, AT&T</p>", ["x < 5, y > 3, a&b, AT&T"]),
-        ("<a title='a > b' href=x>the door</a>", ["|the door|"]),
-        ("Use <code>the door</code> or <kbd>Enter</kbd>.", ["Use | or |."]),
-        ("My <i translate=no>Good <b>day</b></i> dog", ["My | dog"]),
-        ("A <b class='x notranslate'>Green House</b>", ["A |"]),
-        ("<div translate=no><p>No.</p></div><p>Yes.</p>", ["Yes."]),
-        ("<div translate=no><div>No</div>No</div>Yes", ["Yes"]),
-        ("<pre>a\n  b</pre><textarea>c</textarea>d", ["d"]),
-        ("<script>if (a<b) {}</script>d<style>p {}</style>", ["d"]),
-        ("one<br>two", ["one| two"]),
-        ("old.<sup><a href=#1>[1]</a></sup> It is", ["old.| It is"]),
-        ("a <!-- > b --> c", ["a | c"]),
-        ("a <!-- b", ["a"]),
-        ("a <b", ["a"]),
-        ("I <3 you", ["I <3 you"]),
-        ("<p>\n\tone\n\ttwo\n</p>", ["one two"]),
-        (f"<p>{TAG}</p>d", ["d"]),
-        ("", []),
+        *rows(LINES),
+        ("<p>\n\tone\n\ttwo\n</p><pre>a\n  b</pre>", "one two"),
+        ("<p>\U000f0000</p>d", "d"),  # as a tag is written
+        ("", ""),
     ],
-)  # fmt: skip
+)
 def test_lines_have_the_text_of_a_page(page, lines):
-    assert shown(page) == lines
-    assert "".join(x.source + x.behind for x in html_lines(page)) == page
+    found = html_lines(page)
+    shown = (PRIVATE.sub("_", line.text).strip() for line in found)
+    assert " / ".join(filter(None, shown)) == lines
+    assert "".join(x.source + x.behind for x in found) == page
 
 
 START = '<b title="&quot;x&quot;">'

@@ -66,17 +66,16 @@ def test_what_is_no_prose_is_copied(line, slots):
     assert outputs(line) == [slot.replace("|", " ") for slot in slots.split()]
 
 
-@pytest.mark.parametrize(
-    ("line", "kind"),
-    [
-        *[(x, "number") for x in ("12,345", "1,234,567.89", "1.234.567,89", "1,234")],
-        *[(x, "word") for x in ("12345", "12,3456", "1.2345", "12,345-67", "1,23,456")],
-        *[(x, "word") for x in ("192.168.178.100", "192.168.178.1", "12,345.678,9")],
-    ],
-)
-def test_numbers_whose_thousands_are_set_off_are_read(line, kind):
-    for text in (f"It is {line}.", f"(for {line}, see below)"):
-        assert [(x.kind, x.output) for x in Mask().slots(text)] == [(kind, line)]
+NUMBERS = "12,345 1,234,567.89 1.234.567,89 1,234".split()
+WORDS = """12345 12,3456 1.2345 12,345-67 1,23,456 192.168.178.100 192.168.178.1
+12,345.678,9""".split()
+
+
+@pytest.mark.parametrize("text", [*NUMBERS, *WORDS])
+def test_numbers_whose_thousands_are_set_off_are_read(text):
+    kind = "number" if text in NUMBERS else "word"
+    for line in (f"It is {text}.", f"(for {text}, see below)"):
+        assert [(x.kind, x.output) for x in Mask().slots(line)] == [(kind, text)]
 
 
 def test_characters_that_no_piece_has_are_copied_with_their_words():
@@ -139,19 +138,19 @@ GLOSSARY = {
 }
 
 
-@pytest.mark.parametrize(
-    ("line", "terms"),
-    [
-        ("The bank, Bank, BANK, bAnk and bank-owned", "bank Bank BANK"),
-        ("The river bank and the river  bank", "river|bank river||bank"),
-        ("my driver's licence, my driver\u2019s licence",
-         "driver's|licence driver\u2019s|licence"),
-        ("See bank.txt, bank.de, #bank, {bank}, a@bank.de, `bank` and bank.", "bank"),
-        ("I learn C++, C# and C, I am 100% sure.", "C++ C 100%"),
-        ("<b>bank</b> <a href='bank'>", "bank"),
-        ("the caf\xe9", "caf\xe9"),
-    ],
-)  # fmt: skip
+# Lines, and the terms in them: a bar without space around it stands for a space.
+TERMS = """
+The bank, Bank, BANK, bAnk and bank-owned | bank Bank BANK
+The river bank and the river  bank | river|bank river||bank
+my driver's licence, my driver’s licence | driver's|licence driver’s|licence
+See bank.txt, bank.de, #bank, {bank}, a@bank.de, `bank` and bank. | bank
+I learn C++, C# and C, I am 100% sure. | C++ C 100%
+<b>bank</b> <a href='bank'> | bank
+the café | café
+"""
+
+
+@pytest.mark.parametrize(("line", "terms"), rows(TERMS))
 def test_terms_are_words_that_are_read(line, terms):
     mask = Mask(find_terms=Glossary(GLOSSARY).find)
     found = [line[x.start : x.end] for x in mask.slots(line) if x.kind == "term"]

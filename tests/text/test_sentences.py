@@ -16,6 +16,7 @@ from minitransformer.text.sentences import (
     space_after,
     split_sentences,
 )
+from support.in_process import rows
 
 TABLE = Path(__file__).with_name("sentences.txt").read_text(encoding="utf-8")
 CASES = [x for x in TABLE.split("\n") if x and not x.startswith("# ")]
@@ -55,31 +56,26 @@ def test_halves_fit(text, limit):
     assert all(space.isspace() or not space for space, _ in parts)
 
 
-FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
+# How long a part may be, and the parts of a text.
+HALVES = """
+20 | one two three¶ four five six
+15 | He ran.¶ She did not
+18 | He ran. "Go."¶ she said it
+20 | A. And after¶ that he ran
+12 | It is¶ 3.14 or
+6 | 你好。¶你好好好
+3 | 你好¶你好
+9 | 👨\u200d👩\u200d👧¶👨\u200d👩\u200d👧
+3 | 👨\u200d¶👩\u200d👧
+4 | e\u0316\u0323¶e\u0316\u0323
+"""
 
 
-@pytest.mark.parametrize(
-    ("text", "limit", "parts"),
-    [
-        ("one two three four five six", 20, ["one two three", "four five six"]),
-        ("He ran. She did not", 15, ["He ran.", "She did not"]),
-        ('He ran. "Go." she said it', 18, ['He ran. "Go."', "she said it"]),
-        ("A. And after that he ran", 20, ["A. And after", "that he ran"]),
-        ("It is 3.14 or", 12, ["It is", "3.14 or"]),
-        ("\u4f60\u597d\u3002\u4f60\u597d\u597d\u597d", 6,
-         ["\u4f60\u597d\u3002", "\u4f60\u597d\u597d\u597d"]),
-        ("\u4f60\u597d" * 2, 3, ["\u4f60\u597d", "\u4f60\u597d"]),
-        (FAMILY * 2, 9, [FAMILY, FAMILY]),
-        ("e\u0316\u0323" * 2, 4, ["e\u0316\u0323"] * 2),
-        (FAMILY, 3, [FAMILY[:2], FAMILY[2:]]),
-    ],
-    ids=ascii,
-)  # fmt: skip
-def test_halves_end_after_punctuation_else_between_words_or_characters(
-    text, limit, parts
-):
-    found = halved(Sentence("", text), lambda part: len(part) <= limit)
-    assert [part for _, part in found] == parts
+@pytest.mark.parametrize(("limit", "text"), rows(HALVES), ids=ascii)
+def test_halves_end_after_punctuation_else_between_words_or_characters(limit, text):
+    whole = Sentence("", text.replace("¶", ""))
+    found = halved(whole, lambda part: len(part) <= int(limit))
+    assert "¶".join(space + part for space, part in found) == text
 
 
 @pytest.mark.parametrize(

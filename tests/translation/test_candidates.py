@@ -98,18 +98,9 @@ def test_exponentials_of_logits_of_any_size_are_finite(count, shift):
     assert_close(sums, np.exp(wide).sum(axis=1), "float32")
 
 
-@pytest.mark.parametrize(
-    ("size", "most", "groups"),
-    [
-        (5, 256, [[0], [1], [2], [3], [4]]),
-        (9, 2, [[0, 2, 4, 6, 8], [1, 3, 5, 7]]),
-        (10, 3, [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]),
-    ],
-)
+@pytest.mark.parametrize(("size", "most"), [(5, 256), (9, 2), (10, 3)])
 @pytest.mark.parametrize("count", [1, 4, 7])
-def test_weights_have_sums_and_the_maxima_of_groups(
-    size, most, groups, count, monkeypatch
-):
+def test_weights_have_sums_and_the_maxima_of_groups(size, most, count, monkeypatch):
     """A few rows at a time, as many as a cache holds."""
     module = "minitransformer.translation.incremental_decoding"
     monkeypatch.setattr(f"{module}.MAX_GROUPS", most)
@@ -122,5 +113,5 @@ def test_weights_have_sums_and_the_maxima_of_groups(
     assert_close(weights.sums, expected.sum(axis=1))
     expected[:, [PAD_ID, UNK_ID, BOS_ID]] = 0
     assert_close(weights.values, expected)
-    of_groups = [expected[:, group].max(axis=1) for group in groups]
+    of_groups = [expected[:, n::most].max(axis=1) for n in range(min(most, size))]
     assert_close(weights.maxima, np.transpose(of_groups))

@@ -7,6 +7,7 @@ import pytest
 from minitransformer import translate
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.repair import copy_names, respelled_names
+from support.in_process import rows
 
 RARE = """Kathmandu Brooklyn Fujitsu Seehofer Saskatchewan Ljubljana Lieberman Buffett
 Kowalczyk Escambray Chikungunya Ostrava Schumacher Weatherby Appleton Trowbridge
@@ -17,29 +18,37 @@ LINES = [f"Does {name} live in London?" for name in RARE] + [
 ]
 
 
-@pytest.mark.parametrize(
-    ("source", "translation", "expected"),
-    [
-        ("I was in Kathmandu.", "Ich war in Kathovannu.", {"Kathovannu": "Kathmandu"}),
-        (
-            "Saskatchewan, then Kathmandu",
-            "Kathovannu und Skatchewan",
-            {"Skatchewan": "Saskatchewan", "Kathovannu": "Kathmandu"},
-        ),
-        ("I was in Kathmandu.", "Kathmandu und Kathovannu", {}),  # it is there
-        ("Kathovannu, Kathmandu", "Kathovannu", {}),  # the source has that word
-        ("I was in Kathmandu.", "Ich war in Nepal.", {}),  # nothing is like it
-        ("I was in Kathmandu.", "ich war in kathovannu.", {}),
-        ("I WAS IN KATHMANDU.", "ICH WAR IN KATHOVANNU.", {}),
-        ("On Friday I was there.", "Am Freitag war ich da.", {}),  # a usual word
-        ("", "Kathovannu", {}),
-        ("I was in Kathmandu.", "", {}),
-    ],
-)
+# A text, its translation, and that with the names as they are in the text.
+NEAR_MISSES = """
+I was in Kathmandu. | Ich war in Kathovannu. | Ich war in Kathmandu.
+Saskatchewan, Kathmandu | Kathovannu, Skatchewan | Kathmandu, Saskatchewan
+"""
+# Names are there, the text has the word, nothing is like it, or it is a usual word.
+OTHERS = """
+I was in Kathmandu. | Kathmandu und Kathovannu
+Kathovannu, Kathmandu | Kathovannu
+I was in Kathmandu. | Ich war in Nepal.
+I was in Kathmandu. | ich war in kathovannu.
+I WAS IN KATHMANDU. | ICH WAR IN KATHOVANNU.
+On Friday I was there. | Am Freitag war ich da.
+"""
+
+
+@pytest.mark.parametrize(("source", "translation", "expected"), rows(NEAR_MISSES))
 def test_near_misses_are_words_like_a_rare_name_that_is_lacking(
     shipped, source, translation, expected
 ):
-    assert respelled_names(shipped.tokenizer, source, translation) == expected
+    names = respelled_names(shipped.tokenizer, source, translation)
+    for wrong, right in names.items():
+        translation = translation.replace(wrong, right)
+    assert translation == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "translation"), [*rows(OTHERS), ("", "Kathovannu"), ("Kathmandu", "")]
+)
+def test_other_words_stay(shipped, source, translation):
+    assert respelled_names(shipped.tokenizer, source, translation) == {}
 
 
 def test_names_replace_words_of_which_the_model_is_unsure():
