@@ -22,6 +22,7 @@ from support.closeness import assert_close
 from support.noise import RecordedNoise, dropout_sites
 from support.reference import ReferenceTransformer
 from support.reference_training import replay
+from support.runs import values
 from support.strategies import batch_of
 
 MODEL = {
@@ -88,12 +89,6 @@ class Watched:
         lines = [path.read_text().splitlines() for path in paths]
         return [self.tokenizer.encode(side) for side in lines]
 
-    def metrics(self, name):
-        """What the run recorded by this name, by step."""
-        lines = (self.run / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        return {r["step"]: r[name] for r in records if name in r}
-
     def weights(self, name, expected=()):
         """The parameters in a checkpoint, those of these names or all."""
         tensors = load_file(self.run / f"{name}.safetensors")
@@ -147,7 +142,7 @@ def check_run(
         expected = {t: records[t - 1][name] for t in steps if name in records[t - 1]}
         if name == "validation_loss":
             expected |= {t: validation_loss(start) for t in measured}
-        assert watched.metrics(name) == pytest.approx(expected, rel=1e-9), name
+        assert values(watched.run, name) == pytest.approx(expected, rel=1e-9), name
     best = min(expected, key=expected.get)  # by the validation loss
     written = {f"step-{t:08d}": records[t - 1]["parameters"] for t in steps}
     written |= {"averaged": averaged}
