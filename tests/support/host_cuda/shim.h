@@ -53,7 +53,7 @@ constexpr int WARP = 32;
 struct Group {  // of threads that wait for one another
   int size = 0, arrived = 0;
   unsigned generation = 0;
-  uint64_t slots[WARP] = {};
+  uint64_t slots[2][WARP] = {};  // written and read by turns
 };
 
 struct Fiber {
@@ -162,10 +162,10 @@ int call(void (*kernel)(A...), const unsigned* grid, const unsigned* threads,
 template <typename T>
 T exchange(T value, int from) {
   Group& warp = warps[running->place / WARP];
-  memcpy(&warp.slots[running->place % WARP], &value, sizeof(T));
+  uint64_t* slots = warp.slots[warp.generation % 2];
+  memcpy(&slots[running->place % WARP], &value, sizeof(T));
   wait(warp);
-  memcpy(&value, &warp.slots[from], sizeof(T));
-  wait(warp);
+  memcpy(&value, &slots[from], sizeof(T));
   return value;
 }
 
@@ -197,11 +197,11 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
 
 inline unsigned __ballot_sync(unsigned, bool predicate) {
   host::Group& warp = host::warps[host::running->place / host::WARP];
-  warp.slots[host::running->place % host::WARP] = predicate;
+  uint64_t* slots = warp.slots[warp.generation % 2];
+  slots[host::running->place % host::WARP] = predicate;
   host::wait(warp);
   unsigned result = 0;
-  for (int i = 0; i < host::WARP; i++) result |= warp.slots[i] << i;
-  host::wait(warp);
+  for (int i = 0; i < host::WARP; i++) result |= slots[i] << i;
   return result;
 }
 
