@@ -58,8 +58,8 @@ def saved_as(run, name, **state):
     return path
 
 
-# What a checkpoint knows, and how it differs. Names that are no codes of languages say no
-# direction, and an older version knew nothing.
+# What a checkpoint knows, and how it differs. Names that are no codes of languages say
+# no direction, and an older version knew nothing.
 KNOWN = """
 {"origin": 2} | its beginning (--seed or --from) differs
 {"text": {"train": "0e", "val": "0f"}} | its training text differs

@@ -21,7 +21,7 @@ from minitransformer.commands.serve import Server
 from minitransformer.commands.translation_queue import Job, Line, TranslationQueue
 from minitransformer.runs.models import models_by_direction, shipped_models
 from minitransformer.settings.decoding_config import TranslationConfig
-from minitransformer.text.markup import PlainLine, html_lines
+from minitransformer.text.markup import PlainLine
 from minitransformer.translation.beam_search import Hypothesis
 from support.in_process import rows
 from support.serving import (
@@ -365,37 +365,6 @@ def test_models_take_turns_batch_by_batch():
         ["f", "g"],
     ]
     assert max(len(lines) for _, lines in FakeTranslator.batches) == 2
-
-
-# Time
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
-        " ",
-        "\n ",
-        "<",
-        "<p",
-        "<p>",
-        "<!--",
-        "<script",
-        "<script>",
-        "</script ",
-        "<style>",
-        "</style",
-        "<p> ",
-        "&a",
-        "\r",
-    ],
-)
-def test_dividing_pages_takes_time_that_is_linear(unit):
-    """It would be minutes if it were quadratic."""
-    text = unit * (100_000 // len(unit))
-    for whole in (text, f"<script>{text}", f"<p>{text}x"):
-        began = time.process_time()
-        html_lines(whole)
-        assert time.process_time() - began < 5
 
 
 @pytest.mark.slow

@@ -56,9 +56,8 @@ def test_equal_text_has_one_form_which_stays(text):
         assert clean(unicodedata.normalize(form, text)) == found
 
 
-@pytest.mark.parametrize("marks", ["\u0301\u0316", "\u0301"])
-def test_a_million_accents_take_no_time(marks):
+def test_many_accents_take_no_time():
     """Putting so many in order would take minutes."""
-    found = clean("a" + marks * 500_000)
-    assert found.count("\u0301") > 499_000
+    found = clean("a" + "\u0301\u0316" * 200_000)
+    assert found.count("\u0301") > 199_000
     assert clean(found) == found

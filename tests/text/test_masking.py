@@ -142,7 +142,7 @@ GLOSSARY = {
 TERMS = """
 The bank, Bank, BANK, bAnk and bank-owned | bank Bank BANK
 The river bank and the river  bank | river|bank river||bank
-my driver's licence, my driver’s licence | driver's|licence driver’s|licence
+my driver's licence, my driver\u2019s licence | driver's|licence driver\u2019s|licence
 See bank.txt, bank.de, #bank, {bank}, a@bank.de, `bank` and bank. | bank
 I learn C++, C# and C, I am 100% sure. | C++ C 100%
 <b>bank</b> <a href='bank'> | bank

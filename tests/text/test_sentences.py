@@ -1,7 +1,6 @@
 """Sentences found by rules, against a table by hand."""
 
 import itertools
-import time
 from pathlib import Path
 
 import pytest
@@ -76,23 +75,6 @@ def test_halves_end_after_punctuation_else_between_words_or_characters(limit, te
     whole = Sentence("", text.replace("¶", ""))
     found = halved(whole, lambda part: len(part) <= int(limit))
     assert "¶".join(space + part for space, part in found) == text
-
-
-@pytest.mark.parametrize(
-    ("begin", "repeated", "end"),
-    [("", ". ", ""), ("", "z. B. ", ""), ("", ".", "x"), ("", "\u3002", "\u3068"),
-     ("", '."', ""), ("x.", "[1]", "y"), ("a.", " ", "b"), ("a. ", "( ", "b"),
-     ("", "a", ""), ("a.", " \xbb", "b"), ("", "1. ", ""), ("", "I... ", "")],
-    ids=ascii,
-)  # fmt: skip
-def test_the_time_is_linear(begin, repeated, end):
-    """A second where the time is quadratic would be a minute and more."""
-    text = begin + repeated * 30_000 + end
-    started = time.process_time()
-    assert joined(split_sentences(text)) == text.rstrip()
-    whole = as_one_sentence(text)
-    assert joined(halved(whole, lambda part: len(part) < 999)) == text.rstrip()
-    assert time.process_time() - started < 5
 
 
 def test_white_space_between_translations_is_that_of_their_script():
