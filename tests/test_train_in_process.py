@@ -128,9 +128,10 @@ def contents(folder):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def slow_bf16():
-    """A processor on which there is no hint that another precision is faster."""
+def machine():
+    """No hint that another precision is faster, and no waiting for the disk."""
     with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)
         monkeypatch.setattr(lifecycle, "multiplies_bf16_fast", lambda: False)
         yield
 

@@ -23,6 +23,7 @@ from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.training.parallel import CpuModel
 from support.in_process import run_main
 from support.low_precision import write_corpus
+from support.runs import steps
 
 FLAGS = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 8 --d-ff 8 --num-heads 2 "
@@ -50,10 +51,10 @@ class Unbroken:
         self.new = ["--run", self.run.path, *self.always, *FLAGS]
         for side, language in (("source", "en"), ("target", "de")):
             self.new += [f"--train-{side}", folder / f"train.{language}"]
-        self.parameters = {0: None}
-        for step in range(1, LONGEST + 1):
-            assert self.train(step, {"average": 1}) == 0
-            self.parameters[step] = self.read(self.run.checkpoint(step))
+        all_steps = {"save_every": 1, "keep_last": LONGEST, "average": 1}
+        assert self.train(LONGEST, all_steps) == 0
+        every = range(1, LONGEST + 1)
+        self.parameters = {x: self.read(self.run.checkpoint(x)) for x in every}
         self.losses = self.recorded()
 
     @staticmethod
@@ -65,13 +66,13 @@ class Unbroken:
         lines = self.run.read_metrics()
         return [(x["step"], x["loss"]) for x in lines if "loss" in x]
 
-    def train(self, steps, flags, stop=None, kill=None):
+    def train(self, end, flags, stop=None, kill=None):
         """Begin or resume, perhaps with a signal after `stop` or a kill; the code."""
         where = ["--resume", self.run.path, *self.always]
         if not self.run.checkpoints():
             where = self.new
             shutil.rmtree(self.run.path, ignore_errors=True)
-        forward_backward, synced, sync = CpuModel.forward_backward, [], os.fsync
+        forward_backward, synced = CpuModel.forward_backward, []
 
         def signalled(model, batches, smoothing, key):
             if key[1] == stop:
@@ -82,9 +83,8 @@ class Unbroken:
             synced.append(descriptor)
             if len(synced) == kill:
                 raise Killed
-            sync(descriptor)
 
-        for name, value in {"steps": steps, **flags}.items():
+        for name, value in {"steps": end, **flags}.items():
             where = [*where, f"--{name.replace('_', '-')}", value]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CpuModel, "forward_backward", signalled)
@@ -180,11 +180,11 @@ class History(RuleBasedStateMachine):
 
     def saved(self):
         """The steps of the checkpoints, which are those of an unbroken run."""
-        steps = [int(path.stem[5:]) for path in self.run.checkpoints()]
-        for step in steps:
+        saved = steps(self.run.path)
+        for step in saved:
             found = self.unbroken.read(self.run.checkpoint(step))
             np.testing.assert_array_equal(found, self.unbroken.parameters[step])
-        return steps
+        return saved
 
     @invariant()
     def checkpoints_are_those_of_the_model(self):

@@ -71,7 +71,6 @@ TABLE = "embedding.table"
 HUGE_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 10**15, "encoder_layers": 10**9})
 DEEP_JSON = "[" * 100_000
 ONE_HEAD = json.dumps({**vars(CONFIG), "num_heads": 1})
-OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,6 @@ OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
         ({TABLE: lambda t: t.astype(np.float64)}, {}, "expected float32.*got float64"),
         ({TABLE: lambda t: t * np.nan}, {}, "embedding.table: expected finite"),
         ({TABLE: lambda t: t + np.float32(1e-6)}, {}, "embedding.table: its checksum"),
-        ({"tokenizer": lambda t: t[:9]}, {}, "tokenizer: its checksum"),
         ({"tokenizer": lambda t: t.view("i1")}, {}, "tokenizer: expected uint8.*int8"),
         ({}, {"config": HUGE_CONFIG}, "a model of less than 2\\^40 parameters"),
         ({}, {"config": DEEP_JSON}, "not a usable checkpoint"),
@@ -89,7 +87,6 @@ OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
         ({}, {"format": "other"}, "expected format 'minitransformer 1', got 'other'"),
         ({}, {"config": "{}"}, "expected a tokenizer of 37000 word pieces, got 40"),
         ({}, {"config": "["}, "not a usable checkpoint"),
-        ({}, {"config": OTHER_CONFIG}, r"expected float32 \(8, 32\)"),
         ({}, {"checksum": "1", "config": ONE_HEAD}, "checksum of its metadata differs"),
         ({}, {"checksum": "", "state": "{}"}, "the checksum of its metadata differs"),
         ({"adam.mean": lambda t: t[1:]}, {}, "adam.mean: expected float32"),
@@ -97,9 +94,7 @@ OTHER_CONFIG = json.dumps({**vars(CONFIG), "d_ff": 32})
 )
 def test_a_damaged_file_is_refused(saved, tensors, metadata, message):
     rewrite_checkpoint(saved, tensors, **metadata)
-    with pytest.raises(
-        ValueError, match=f"not a usable checkpoint.*{message}|{message}"
-    ):
+    with pytest.raises(ValueError, match=message):
         checkpoint.load(saved, with_moments=True)
 
 
@@ -111,12 +106,6 @@ def test_a_missing_tensor_is_named(saved):
     save_file(tensors, saved, metadata)
     with pytest.raises(ValueError, match=r"a usable checkpoint.* embedding\.table"):
         checkpoint.load(saved)
-
-
-def test_a_vocabulary_of_another_size_is_refused(tmp_path):
-    checkpoint.save(tmp_path / "x", make(Tokenizer.train(LINES, 45)))
-    with pytest.raises(ValueError, match="a tokenizer of 40 word pieces, got 45"):
-        checkpoint.load(tmp_path / "x")
 
 
 def test_a_damaged_newest_checkpoint_says_that_deleting_it_helps(tmp_path, tokenizer):

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,10 @@ NAMES = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(place, model_path):
     run = RunDirectory(Path("run"))
     run.path.mkdir()
-    save_small_model(Path("model"))
+    shutil.copy(model_path, "model")
     save_small_model(run.checkpoint(1), RunState(step=1))
     run.config.write_text("{}")
     run.metrics.write_text('{"step": 1, "loss": 2.0, "seconds": 1.0}\n')
@@ -77,7 +77,6 @@ def folder(tmp_path, monkeypatch):
     Path("corpus").mkdir()
     for side in "ab":
         Path("corpus", f"train.{side}").write_text("a line\n")
-    return tmp_path
 
 
 def contents():

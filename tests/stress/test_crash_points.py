@@ -14,7 +14,8 @@ from minitransformer.runs.run_directory import RunDirectory
 from support.crash_points import crashes, lay_out, recording, replay
 from support.in_process import run_main
 from support.models import CAT_LINES
-from support.scripts import SHORT, TIMINGS, write_random_text
+from support.runs import assert_same_results, metrics
+from support.scripts import SHORT, write_random_text
 
 FLAGS = (
     "--encoder-layers 1 --decoder-layers 1 --d-model 8 --d-ff 8 --num-heads 2 "
@@ -47,13 +48,6 @@ def parameters(path):
     return checkpoint.load(path).parameters.data
 
 
-def metrics(run_directory):
-    return [
-        {name: value for name, value in record.items() if name not in TIMINGS}
-        for record in run_directory.read_metrics()
-    ]
-
-
 class Training:
     """A training to its end, what it promised meanwhile, and what it left."""
 
@@ -63,12 +57,8 @@ class Training:
         root.mkdir()
         self.saved = {}  # by the name of a checkpoint, all versions of its parameters
         self.recorder = self.record(root, self.begin, monkeypatch)
-        ended = RunDirectory(root / "runs" / "a")
-        self.metrics, self.names = metrics(ended), names(ended.path)
+        self.ended = RunDirectory(root / "runs" / "a")
         self.cached = names(root / "cache")
-        self.parameters = {
-            path.name: parameters(path) for path in ended.path.glob("*.safetensors")
-        }
 
     def record(self, root, work, monkeypatch):
         """Record `work(root)`, and what it promised: which versions were saved."""
@@ -111,11 +101,9 @@ class Training:
             self.resume(root)
         else:
             self.begin(root)
-        assert metrics(directory) == self.metrics
-        assert names(directory.path) == self.names
+        assert_same_results(directory.path, self.ended.path)
+        assert names(directory.path) == names(self.ended.path)
         assert names(root / "cache") <= self.cached
-        for name, expected in self.parameters.items():
-            np.testing.assert_array_equal(parameters(directory.path / name), expected)
 
     def check_promises(self, root, promises):
         """See that what was saved is there, and that all that is there is whole."""
@@ -134,10 +122,10 @@ class Training:
             later = {"validation_loss", "ended"}  # after the checkpoint of a step
             lines = [
                 record
-                for record in self.metrics
+                for record in metrics(self.ended.path)
                 if record["step"] < step + (not later & record.keys())
             ]
-            assert metrics(directory)[: len(lines)] == lines, "metrics are lost"
+            assert metrics(directory.path)[: len(lines)] == lines, "metrics are lost"
         for path in (directory.best, directory.averaged):
             if path.name in promised or path.exists():
                 versions = self.saved[path.name][promised.get(path.name, 0) :]

@@ -11,10 +11,8 @@ import random
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 ROOT = 0
 EVENTS = {"open", "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename"}
@@ -30,10 +28,10 @@ class Look:
     data: dict[int, bytes]
     synced: int | None = None  # what the call of fsync before was about
 
-    def files(self, names=None, data=None) -> Files:
+    def files(self, names=None, data=None):
         """Return all that can be reached, perhaps with other names or data."""
         names, data = names or self.names, self.data if data is None else data
-        found: Files = {}
+        found = {}
         left = [(ROOT, "")]
         while left:
             folder, path = left.pop()
@@ -49,28 +47,28 @@ class Look:
 class Recorder:
     """Looks at the folder `root`, and the promises that were made meanwhile."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root.absolute()
-        self.looks: list[Look] = []
-        self.promises: list[tuple[int, object]] = []
+        self.looks = []
+        self.promises = []
         self._numbers = {self.root.stat().st_ino: ROOT}  # by inode
         self._next = ROOT + 1
         self._lock, self._is_looking = threading.RLock(), False
         self.look()
 
-    def promise(self, value: object) -> None:
+    def promise(self, value):
         """Note that `value` holds from here on, whatever happens."""
         self.look()
         self.promises.append((len(self.looks) - 1, value))
 
-    def event(self, name: str, arguments: tuple) -> None:
+    def event(self, name, arguments):
         """Take an audit event, which comes before what it announces."""
         if name == "open" and not arguments[2] & (os.O_CREAT | os.O_TRUNC):
             return
         if name in EVENTS and not self._is_looking:
             self.look()
 
-    def look(self, descriptor: int | None = None) -> None:
+    def look(self, descriptor=None):
         """Keep what the folder holds, unless nothing has changed or was synced."""
         with self._lock:
             self._is_looking = True
@@ -83,9 +81,9 @@ class Recorder:
             if synced is not None or not self.looks or look != self.looks[-1]:
                 self.looks.append(look)
 
-    def _read(self) -> tuple[dict[int, dict[str, int]], dict[int, bytes]]:
-        names: dict[int, dict[str, int]] = {}
-        data, numbers = dict[int, bytes](), {self.root.stat().st_ino: ROOT}
+    def _read(self):
+        """Return the names in each folder and the data of each file, by numbers."""
+        names, data, numbers = {}, {}, {self.root.stat().st_ino: ROOT}
         left = [(ROOT, self.root)]
         while left:
             folder, path = left.pop()
@@ -105,23 +103,23 @@ class Recorder:
         return names, data
 
 
-_active: list[Recorder] = []
+_active = []
 
 
-def _hook(name: str, arguments: tuple) -> None:
+def _hook(name, arguments):
     for recorder in _active:
         recorder.event(name, arguments)
 
 
 @contextmanager
-def recording(root: Path) -> Iterator[Recorder]:
+def recording(root):
     """Record what happens to the folder `root`."""
     if not getattr(sys, "_crash_points_hook", False):
         sys.addaudithook(_hook)  # for the life of this process
         sys._crash_points_hook = True
     recorder, original = Recorder(root), os.fsync
 
-    def sync(descriptor: int) -> None:
+    def sync(descriptor):
         recorder.look()
         original(descriptor)
         recorder.look(descriptor)
@@ -145,9 +143,7 @@ class Crash:
     files: Files
 
 
-def crashes(
-    looks: list[Look], at: int | None = None, forget: tuple[int, ...] = ()
-) -> Iterator[Crash]:
+def crashes(looks, at=None, forget=()):
     """Yield what may be found after a crash at every point.
 
     The process may be killed: everything that was done is there, and half of what was
@@ -168,30 +164,36 @@ def crashes(
         if at not in (None, done):
             continue
         yield Crash(done, "killed", look.files())
-        for number, new in looks[min(done + 1, len(looks) - 1)].data.items():
-            old = look.data.get(number)
-            if old is not None and new[: len(old)] == old and len(new) > len(old) + 1:
-                half = {**look.data, number: new[: (len(old) + len(new)) // 2]}
-                yield Crash(done, "killed while writing", look.files(data=half))
-        for how, data in _losses(look.data, data_synced):
-            for kept in range(done + 1):
-                names = {
-                    folder: looks[max(kept, names_synced.get(folder, 0))].names.get(
-                        folder, {}
-                    )
-                    for folder in look.names.keys() | looks[kept].names.keys()
-                }
+        yield from _half_written(done, look, looks[min(done + 1, len(looks) - 1)])
+        losses, before = [*_losses(look.data, data_synced)], None
+        for kept in range(done, -1, -1):
+            names = {
+                folder: looks[max(kept, names_synced.get(folder, 0))].names.get(
+                    folder, {}
+                )
+                for folder in look.names.keys() | looks[kept].names.keys()
+            }
+            if names == before:
+                continue  # a file was written
+            before = names
+            numbers = {n for x in names.values() for n in x.values()}
+            for how, data in losses:
                 known = {**looks[kept].data, **data_synced, **data}
-                if all(
-                    n in known or n in names for x in names.values() for n in x.values()
-                ):
+                if numbers <= known.keys() | names.keys():
                     files = Look(names, known).files()
                     yield Crash(done, f"power lost, names as of {kept}, {how}", files)
 
 
-def _losses(
-    now: dict[int, bytes], synced: dict[int, bytes]
-) -> Iterator[tuple[str, dict[int, bytes]]]:
+def _half_written(done, look, following):
+    """Yield the folder with half of what is appended to a file until the next look."""
+    for number, new in following.data.items():
+        old = look.data.get(number)
+        if old is not None and new[: len(old)] == old and len(new) > len(old) + 1:
+            half = {**look.data, number: new[: (len(old) + len(new)) // 2]}
+            yield Crash(done, "killed while writing", look.files(data=half))
+
+
+def _losses(now, synced):
     """Yield what may have become of the data of files that are not synced."""
     yield "data written", now
     lost = {number: synced.get(number, b"") for number in now}
@@ -207,7 +209,7 @@ def _losses(
     yield "data cut", cut
 
 
-def lay_out(files: Files, folder: Path) -> None:
+def lay_out(files, folder):
     """Make `folder` one that holds these files, as it is found days later."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -220,14 +222,14 @@ def lay_out(files: Files, folder: Path) -> None:
         os.utime(folder / name, (0, 0))
 
 
-def replay(recorder, folder, check, sample=None, at=None, forget=()) -> str:
+def replay(recorder, folder, check, sample=None, at=None, forget=()):
     """Call `check` with each crash laid out in `folder`, and the promises made before.
 
     Each folder is tried once, and only `sample` of them if that is given. `at`: only
     after this look. Returns: how many there were. Raises: AssertionError naming the
     first crash that fails.
     """
-    found: dict[object, tuple[Crash, list]] = {}
+    found = {}
     for crash in crashes(recorder.looks, at, forget):
         promises = [x for done, x in recorder.promises if done <= crash.done]
         key = len(promises), frozenset(crash.files.items())

@@ -19,14 +19,6 @@ def test_the_schedule_is_equation_3(step, warmup, d_model):
     assert rate == pytest.approx(expected, rel=1e-12)
 
 
-def test_base_peaks_at_7e_4():
-    rates = [
-        learning_rate(s, peak_learning_rate(512, 4000), 4000)
-        for s in (3999, 4000, 4001)
-    ]
-    assert max(rates) == rates[1] == pytest.approx(6.9877e-4, rel=1e-4)
-
-
 def test_a_gradient_too_large_for_the_second_moment_changes_nothing():
     """Its square would leave a moment that is infinite for ever."""
     parameters = np.ones(2, np.float32)
