@@ -11,7 +11,6 @@ takes only arrays of the GPU that its thread has selected.
 
 import contextlib
 import ctypes
-import functools
 import importlib
 import math
 import operator
@@ -19,11 +18,13 @@ import os
 import sys
 import threading
 import types
-from collections import Counter
-from weakref import WeakSet, WeakValueDictionary, finalize, ref
+from collections import Counter, defaultdict
+from functools import partial
+from weakref import WeakSet, WeakValueDictionary, finalize
 
 import ml_dtypes
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from support.host_blas import HostBlas, HostBlasLt
 
@@ -43,29 +44,26 @@ class CUDARuntimeError(RuntimeError):
     status = 1
 
 
-class OutOfMemoryError(MemoryError):
-    """What a pool of CuPy raises."""
-
-
 class Memory:
     """A block as cudaMalloc returns it, on the GPU that the thread has selected."""
 
     def __init__(self, size):
-        gpu.take(size)
-        self.size, self.device = size, gpu.local.device
+        if size > gpu.bytes_left:
+            error = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+            error.status = 2
+            raise error
+        gpu.bytes_left -= size
+        self.gpu, self.size, self.device = gpu, size, gpu.local.device
         raw = np.empty(max(size, 1) + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         self.bytes = raw[start : start + max(size, 1)]
         self.bytes.fill(FREED)
         self.written = None  # stream, time
         BLOCKS.add(self)
-        finalize(self, give_back, ref(gpu), size)
 
-
-def give_back(machine, size):
-    """Free memory of a machine that may be gone: `finalize` must not keep it alive."""
-    if machine():
-        machine().give(size)
+    def __del__(self):
+        if hasattr(self, "gpu"):
+            self.gpu.bytes_left += self.size
 
 
 class MemoryPointer:
@@ -76,46 +74,38 @@ class MemoryPointer:
         self.block = block
 
 
-ARENAS = []
-
-
 class MemoryPool:
     """Hands out blocks; those that nobody uses any more serve again on their stream."""
 
     def __init__(self, allocate=None):
         self.allocate = allocate or (lambda size: MemoryPointer(Memory(size), 0))
-        self.free, self.limit = {}, 1 << 20  # as CUPY_GPU_MEMORY_LIMIT may say
-        self.held = 0
-        ARENAS.append(self.free)  # a pool that is dropped keeps its free blocks
+        self.free = defaultdict(list)
+        self.limit = 1 << 20  # as CUPY_GPU_MEMORY_LIMIT may say
 
     def set_limit(self, size):
         self.limit = size or math.inf
 
     def malloc(self, size):
+        if size > self.limit:
+            raise MemoryError(f"Out of memory allocating {size} bytes")
         size = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
-        key = gpu.local.device, gpu.stream.ptr
-        blocks = self.free.setdefault(key, [])
+        blocks = self.free[gpu.local.device, gpu.stream.ptr]
         fitting = [block for block in blocks if size <= block.size <= 2 * size]
         if fitting:
             block = min(fitting, key=lambda b: b.size)
             blocks.remove(block)
         else:
-            if self.held + size > self.limit:
-                raise OutOfMemoryError(f"Out of memory allocating {size} bytes")
             block = self.allocate(size).block
-            self.held += size
         pointer = MemoryPointer(block, 0)
-        finalize(pointer, self._release, key, block)
+        finalize(pointer, self._release, blocks, block)
         return pointer
 
-    def _release(self, key, block):
+    def _release(self, blocks, block):
         block.bytes.fill(FREED)
-        if key in self.free:  # else the test has ended
-            self.free[key].append(block)
+        blocks.append(block)
 
     def free_all_blocks(self):
         for blocks in self.free.values():
-            self.held -= sum(block.size for block in blocks)
             blocks.clear()
         gpu.calls.append("freed" if self is gpu.default_pool else "graphs freed")
 
@@ -251,19 +241,7 @@ class GpuState:
         importlib.import_module(
             "minitransformer.backends.cuda.device"
         )._device.cache_clear()
-        for blocks in ARENAS:
-            blocks.clear()
-        ARENAS.clear()
-
-    def take(self, size):
-        if size > self.bytes_left:
-            error = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
-            error.status = 2
-            raise error
-        self.bytes_left -= size
-
-    def give(self, size):
-        self.bytes_left += size
+        self.default_pool.free.clear()
 
     @property
     def stream(self):
@@ -327,10 +305,9 @@ class GpuState:
 gpu = None  # the GpuState of the test that runs
 
 
-class ndarray:  # noqa: N801
+class ndarray(NDArrayOperatorsMixin):  # noqa: N801
     """An array on a GPU: `_host` is what it would be in NumPy, at the same address."""
 
-    __array_ufunc__ = None
     __hash__ = None
 
     def __init__(self, host, pointer):
@@ -340,6 +317,11 @@ class ndarray:  # noqa: N801
     def data(self):
         block = self._pointer.block
         return types.SimpleNamespace(ptr=self._host.ctypes.data, block=block)
+
+    def __array_ufunc__(self, function, method, *arguments, out=(None,)):
+        assert method == "__call__"
+        compute_it = matmul if function is np.matmul else partial(compute, function)
+        return compute_it(*arguments, out=out[0])
 
     def __array__(self, *_, **__):
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
@@ -396,15 +378,11 @@ class ndarray:  # noqa: N801
     def _view(self, host):
         return ndarray(host, self._pointer)
 
-    def _same_or_copy(self, function, *arguments):
-        host = function(self._host, *arguments)
+    def reshape(self, *shape):
+        host = self._host.reshape(*shape)
         if np.may_share_memory(host, self._host):
             return self._view(host)
-        return compute(function, self, *arguments)
-
-    def reshape(self, *shape):
-        shape = shape[0] if len(shape) == 1 else shape
-        return self._same_or_copy(np.reshape, shape)
+        return compute(lambda a: a.reshape(*shape), self)
 
     def swapaxes(self, a, b):
         return self._view(self._host.swapaxes(a, b))
@@ -453,19 +431,14 @@ class ndarray:  # noqa: N801
         assert host.shape == self.shape
         assert self.flags.c_contiguous
         gpu.may_not_capture("a copy from the host")
-        gpu.launch(functools.partial(np.copyto, self._host, host), [self])
-
-    # Reductions
-
-    def _reduce(self, name, options):
-        if self.dtype == BFLOAT16:
-            raise TypeError(f"Wrong type (bfloat16) of arguments for cupy_{name}")
-        return compute(lambda a: getattr(a, name)(**options), self)
+        gpu.launch(partial(np.copyto, self._host, host), [self])
 
 
 def _reduction(name):
     def method(self, axis=None, **options):
-        return self._reduce(name, {"axis": axis, **options})
+        if self.dtype == BFLOAT16:
+            raise TypeError(f"Wrong type (bfloat16) of arguments for cupy_{name}")
+        return compute(lambda a: getattr(a, name)(axis=axis, **options), self)
 
     return method
 
@@ -527,49 +500,6 @@ def matmul(a, b, out=None):
         return (wide[0] @ wide[1]).astype(np.promote_types(x.dtype, y.dtype))
 
     return compute(product, a, b, out=out)
-
-
-class UFunc:
-    def __init__(self, name):
-        self.function = getattr(np, name)
-
-    def __call__(self, *arguments, out=None):
-        return compute(self.function, *arguments, out=out)
-
-
-OPERATORS = (
-    "add sub mul truediv floordiv pow and_ or_ xor rshift lshift eq ne lt le gt ge mod"
-).split()
-COMPARISONS = "eq ne lt le gt ge".split()
-
-
-def _operator(name):
-    function = getattr(operator, name)
-    plain = name.strip("_")
-
-    def forward(self, other):
-        if not isinstance(other, ndarray | int | float | bool | np.generic):
-            operand(other)
-            return NotImplemented
-        return compute(function, self, other)
-
-    def reflected(self, other):
-        return compute(lambda a, b: function(b, a), self, other)
-
-    def in_place(self, other):
-        return compute(function, self, other, out=self)
-
-    setattr(ndarray, f"__{plain}__", forward)
-    if name not in COMPARISONS:
-        setattr(ndarray, f"__r{plain}__", reflected)
-        setattr(ndarray, f"__i{plain}__", in_place)
-
-
-for _name in OPERATORS:
-    _operator(_name)
-ndarray.__matmul__ = matmul
-ndarray.__neg__ = lambda self: compute(operator.neg, self)
-ndarray.__invert__ = lambda self: compute(operator.invert, self)
 
 
 class RawModule:
@@ -661,22 +591,15 @@ def functions():
             gpu.may_not_capture("a copy from the host")
         return compute(lambda *values: np.concatenate(values, axis), *arrays)
 
-    def einsum(subscripts, *arrays):
-        assert BFLOAT16 not in [a.dtype for a in arrays]
-        return compute(lambda *values: np.einsum(subscripts, *values), *arrays)
-
-    def where(condition, x, y):
-        return compute(np.where, condition, x, y)
-
     def full(shape, value, dtype=None):
         return filled(value)(shape, dtype or np.asarray(value).dtype)
 
     def full_host(function):
         return lambda *a, **k: compute(lambda: function(*a, **k))
 
-    ufuncs = "add multiply maximum log exp sqrt isfinite".split()
+    plain = "add multiply maximum log exp sqrt isfinite where sort".split()
     return {
-        **{name: UFunc(name) for name in ufuncs},
+        **{name: partial(compute, getattr(np, name)) for name in plain},
         **{name: full_host(getattr(np, name)) for name in ("arange", "tri")},
         "concatenate": concatenate,
         "ndarray": ndarray,
@@ -688,12 +611,9 @@ def functions():
         "ones": filled(1),
         "zeros_like": like(0),
         "full": full,
-        "where": where,
         "matmul": matmul,
-        "einsum": einsum,
         "take": lambda a, i, axis: compute(lambda x, y: np.take(x, y, axis=axis), a, i),
         "broadcast_to": lambda a, shape: a._view(np.broadcast_to(a._host, shape)),
-        "sort": lambda a: compute(np.sort, a),
         "RawModule": RawModule,
         "get_default_memory_pool": lambda: gpu.default_pool,
     }
@@ -747,14 +667,12 @@ class NcclRanks:
     MPI exchanges what is on this machine anyway.
     """
 
-    TYPES = (*7 * (None,), "float32", "float64")
-
     def __init__(self, comm):
         self.comm = comm
 
     def _exchange(self, place, count, kind, stream, combine):
         [block] = [b for b in BLOCKS if 0 <= place - b.bytes.ctypes.data < b.size]
-        start, dtype = place - block.bytes.ctypes.data, np.dtype(self.TYPES[kind])
+        start, dtype = place - block.bytes.ctypes.data, np.dtype(kind)
         array = block.bytes[start : start + count * dtype.itemsize].view(dtype)
         of_block = types.SimpleNamespace(_pointer=MemoryPointer(block, 0))
         queue = STREAMS[stream] if stream else gpu.null[gpu.local.device]
@@ -766,8 +684,8 @@ class NcclRanks:
         gpu.launch(task, [of_block], queue)
 
     def allReduce(self, source, out, count, kind, operation, stream):  # noqa: N802
-        assert (source, operation) == (out, 0)
-        sums = functools.partial(np.sum, axis=0)
+        assert (source, operation) == (out, "sum")
+        sums = partial(np.sum, axis=0)
         self._exchange(out, count, kind, stream, sums)
 
     def broadcast(self, source, out, count, kind, root, stream):
@@ -788,7 +706,7 @@ def install_nccl(monkeypatch):
 
     nccl = types.ModuleType("cupy.cuda.nccl")
     nccl.available, nccl.NcclCommunicator = True, new_ranks
-    nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_SUM = 7, 8, 0
+    nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_SUM = "float32", "float64", "sum"
     # Only the identity of rank 0 is that of the group.
     nccl.get_unique_id = lambda: UNIQUE_ID if comm.rank == 0 else bytes(128)
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", nccl)
