@@ -115,23 +115,26 @@ def test_the_help_shows_twenty_flags_and_on_request_all():
 # The settings and the run directory
 
 
-def named_text(place):
-    """Write text of a few lines; return the flags that name it, and its files."""
-    for name in ("a", "b", "c", "d"):
+TEXT = "--train-source a --train-target b --val-source c --val-target d".split()
+
+
+@pytest.fixture
+def files(place):
+    """The text that TEXT names: a few lines."""
+    for name in "abcd":
         (place / name).write_text("x y\n" * 3)
-    sides = ("train-source", "train-target", "val-source", "val-target")
-    flags = [x for side in zip(sides, "abcd", strict=True) for x in side]
-    flags[::2] = [f"--{side}" for side in sides]
-    found = {"train": ("a", "b"), "val": ("c", "d")}
-    return flags, {k: tuple(str(place / x) for x in v) for k, v in found.items()}
+    return {"train": (f"{place}/a", f"{place}/b"), "val": (f"{place}/c", f"{place}/d")}
 
 
-def test_flags_override_a_preset(place):
+def settings(*flags):
+    return new_settings(parse(*TEXT, *flags))
+
+
+def test_flags_override_a_preset(place, files):
     preset = {"d_model": 6, "num_heads": 3, "d_ff": 5, "warmup": 7, "steps": 9}
     (place / "own.json").write_text(json.dumps({**preset, "beam": 3, "alpha": 0.5}))
-    flags, files = named_text(place)
-    settings = "--config own.json --d-ff 4 --steps 2 --alpha 0.25".split()
-    config = new_settings(parse(*settings, *flags))
+    flags = "--config own.json --d-ff 4 --steps 2 --alpha 0.25"
+    config = settings(*flags.split())
     assert config.preset == "own"
     assert config.model == ModelConfig(d_model=6, num_heads=3, d_ff=4)
     assert config.training == TrainingConfig(warmup=7, steps=2)
@@ -139,9 +142,8 @@ def test_flags_override_a_preset(place):
     assert config.text == files
 
 
-def test_without_flags_the_tiny_preset_learns_the_built_in_corpus(place, monkeypatch):
-    flags, files = named_text(place)
-    pairs = find_text(make_config(TextConfig, {}, vars(parse(*flags))))
+def test_without_flags_the_tiny_preset_learns_the_built_in_corpus(files, monkeypatch):
+    pairs = find_text(make_config(TextConfig, {}, vars(parse(*TEXT))))
     asked = []
     monkeypatch.setattr(
         starting_point, "built_in_corpus", lambda x: asked.append(x) or pairs
@@ -149,27 +151,25 @@ def test_without_flags_the_tiny_preset_learns_the_built_in_corpus(place, monkeyp
     config = new_settings(parse("--cache", "kept"))
     assert (config.preset, config.text) == ("tiny", files)
     assert asked == [Path("kept")]
-    new_settings(parse(*flags))
+    settings()
     assert len(asked) == 1
 
 
-def test_own_text_has_the_preset_for_its_number_of_pairs(place):
-    flags, _ = named_text(place)
-    few = new_settings(parse(*flags))
+def test_own_text_has_the_preset_for_its_number_of_pairs(place, files):
+    few = settings()
     assert (few.preset, few.model.vocab_size) == ("multi30k", 1257)
-    assert new_settings(parse(*flags, "--vocab-size", 50)).model.vocab_size == 50
+    assert settings("--vocab-size", 50).model.vocab_size == 50
     for name in "ab":
         (place / name).write_text("x y\n" * 80_000)
-    more = new_settings(parse(*flags, "--steps", 7, "--d-model", 64))
+    more = settings("--steps", 7, "--d-model", 64)
     assert (more.preset, more.model.encoder_layers) == ("small", 3)
     assert (more.training.steps, more.model.d_model) == (7, 64)
-    assert new_settings(parse(*flags, "--config", "multi30k")).preset == "multi30k"
+    assert settings("--config", "multi30k").preset == "multi30k"
 
 
-def test_a_file_has_flags_which_others_override(place):
+def test_a_file_has_flags_which_others_override(place, files):
     """A line of it is read as a shell reads it."""
-    flags, files = named_text(place)
-    text = " ".join(flags)
+    text = " ".join(TEXT)
     lines = f"# mine\n{text} --steps 9\n\n--run 'runs/my own' --device cuda:1  # GPU\n"
     (place / "own.flags").write_text(lines)
     args = parse("@own.flags", "--device", "cpu", "--dropout", 0.25)
@@ -181,12 +181,11 @@ def test_a_file_has_flags_which_others_override(place):
     assert (code, error.count("\n"), "none.flags" in error) == (2, 1, True)
 
 
-def test_the_settings_of_a_run_are_a_preset(place, model_path):
-    flags, _ = named_text(place)
-    settings = "--steps 3 --beam 2 --save-every 7".split()
-    run = new_settings(parse(*flags, "--from", model_path, *settings))
+def test_the_settings_of_a_run_are_a_preset(place, files, model_path):
+    flags = "--from", model_path, "--steps", 3, "--beam", 2, "--save-every", 7
+    run = settings(*flags)
     (place / "config.json").write_text(run.to_json())
-    again = new_settings(parse("--config", "config.json", *flags))
+    again = settings("--config", "config.json")
     assert again == replace(run, preset="config", start=None)
 
 
@@ -226,25 +225,22 @@ def test_text_is_a_file_that_can_be_read_again(place, kind, how):
     ],
 )
 def test_a_folder_that_cannot_be_made_is_named_with_its_flag(
-    place, monkeypatch, flags, advice
+    files, monkeypatch, flags, advice
 ):
     def mkdir(path, *rest, real=os.mkdir, **options):
         if "full" in str(path):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         real(path, *rest, **options)
 
-    text, _ = named_text(place)
     monkeypatch.setattr(os, "mkdir", mkdir)
-    code, _, error = run_main(train.main, *text, *flags.split())
+    code, _, error = run_main(train.main, *TEXT, *flags.split())
     assert (code, error.count("\n"), advice in error) == (1, 1, True), error
 
 
 @pytest.mark.parametrize("flag", ["--patience", "--validate-every", "--validate-bleu"])
-def test_flags_of_validation_expect_text_for_it(place, flag):
-    flags, files = named_text(place)
-    assert "val" in files
-    new_settings(parse(*flags, flag, 3))
-    train_alone = flags[: flags.index("--val-source")]
+def test_flags_of_validation_expect_text_for_it(files, flag):
+    settings(flag, 3)
+    train_alone = TEXT[:4]
     with pytest.raises(UsageError, match=f"{flag} expects validation text, found none"):
         new_settings(parse(*train_alone, flag, 3))
     # The preset's own patience is not refused: it is for runs with validation text.
@@ -254,31 +250,30 @@ def test_flags_of_validation_expect_text_for_it(place, flag):
         tuned.resumed(parse("--patience", 3))
 
 
-def test_rank_0_names_a_new_run(place):
-    flags, _ = named_text(place)
-    assert choose_run(parse(*flags), 1)[0] == Path()
-    assert not (place / "runs").exists()
-    path, settings, resumes = choose_run(parse(*flags, "--steps", 3), 0)
+def test_rank_0_names_a_new_run(files):
+    assert choose_run(parse(*TEXT), 1)[0] == Path()
+    assert not Path("runs").exists()
+    path, chosen, resumes = choose_run(parse(*TEXT, "--steps", 3), 0)
     assert (path.parent, path.is_dir()) == (Path("runs"), True)
     assert path.name.startswith("multi30k-")
-    assert (settings.training.steps, resumes) == (3, False)
-    path, _, resumes = choose_run(parse(*flags, "--run", "own"), 0)
-    assert (path, resumes) == (Path("own"), False)
-    assert choose_run(parse(*flags, "--run", "own"), 1)[0] == Path("own")
+    assert (chosen.training.steps, resumes) == (3, False)
+    for rank in (0, 1):
+        path, _, resumes = choose_run(parse(*TEXT, "--run", "own"), rank)
+        assert (path, resumes) == (Path("own"), False)
 
 
-def test_a_run_is_continued_with_its_settings(place):
-    flags, _ = named_text(place)
-    settings = new_settings(parse(*flags, "--d-ff", 4, "--steps", 3))
+def test_a_run_is_continued_with_its_settings(files):
+    begun = settings("--d-ff", 4, "--steps", 3)
     for name in ("runs/one", "runs/two"):
-        RunDirectory(place / name).path.mkdir(parents=True)
-        RunDirectory(place / name).begin(settings, b"", False)
-    os.utime(place / "runs" / "one", (1, 1))
+        run = RunDirectory(Path(name))
+        run.path.mkdir(parents=True)
+        run.begin(begun, b"", False)
+    os.utime("runs/one", (1, 1))
     for resume, name in (([], "two"), (["runs/one"], "one")):
         args = parse("--resume", *resume, "--steps", 5)
         path, found, resumes = choose_run(args, 0)
         assert (path, resumes) == (Path("runs") / name, True)
-        assert (found.model, found.training.steps) == (settings.model, 5)
+        assert (found.model, found.training.steps) == (begun.model, 5)
 
 
 # The command's work
@@ -289,11 +284,10 @@ def test_a_run_is_continued_with_its_settings(place):
     [("--ranks 2", 2, "cpu"), ("--gpus 3 --device cuda", 3, "cuda:2")],
 )
 def test_mpi_starts_the_ranks_once_the_flags_are_checked(
-    place, monkeypatch, flags, count, device
+    files, monkeypatch, flags, count, device
 ):
-    text, _ = named_text(place)
-    small = "--d-model 8 --d-ff 8 --num-heads 2 --steps 1 --run run"
-    flags = [*map(str, text), *flags.split(), *small.split()]
+    small = "--d-model 8 --d-ff 8 --num-heads 2 --validate-bleu 0 --steps 1 --run run"
+    flags = [*TEXT, *flags.split(), *small.split()]
     started, devices = [], []
 
     def execve(path, command, environ):
@@ -314,9 +308,8 @@ def test_mpi_starts_the_ranks_once_the_flags_are_checked(
     assert len(started) == 1
 
 
-def test_a_run_from_a_model_has_the_preset_finetune(model_path, place):
-    flags, _ = named_text(place)
-    tuned = new_settings(parse("--from", model_path, *flags))
+def test_a_run_from_a_model_has_the_preset_finetune(model_path, files):
+    tuned = settings("--from", model_path)
     assert (tuned.preset, tuned.training.learning_rate) == ("finetune", 3e-4)
-    other = new_settings(parse("--from", model_path, "--config", "base", *flags))
+    other = settings("--from", model_path, "--config", "base")
     assert other.preset == "base"
