@@ -1,11 +1,12 @@
 """The cache of vocabularies and encoded text: damage, bad text, interruptions."""
 
 import re
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from minitransformer.text.cache import cached_tokenizer, encoded_corpus
 from minitransformer.text.pairs import TextPair
@@ -14,12 +15,17 @@ from minitransformer.text.tokenizer import Tokenizer
 LINES = [f"the cat number {i} sat on the mat" for i in range(100)]
 
 
+def write(folder, source=LINES, target=LINES):
+    """Write the lines of both sides."""
+    pair = TextPair(folder / "train.en", folder / "train.de")
+    for path, lines in zip((pair.source, pair.target), (source, target), strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines))
+    return pair
+
+
 @pytest.fixture
 def pair(tmp_path):
-    pair = TextPair(tmp_path / "train.en", tmp_path / "train.de")
-    for path in (pair.source, pair.target):
-        path.write_text("".join(line + "\n" for line in LINES))
-    return pair
+    return write(tmp_path)
 
 
 @pytest.fixture
@@ -27,8 +33,18 @@ def cache(tmp_path):
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train([*LINES, "."], 60)
+
+
 def learn(pair, cache, vocab_size=60):
     return cached_tokenizer(pair, vocab_size, cache, num_threads=1)
+
+
+def ids_of(corpus, side="source"):
+    """All ids of a side; the file itself may change."""
+    return getattr(corpus, side).concatenate(np.arange(len(corpus))).tolist()
 
 
 def test_a_vocabulary_is_learned_once(pair, cache, monkeypatch):
@@ -48,74 +64,94 @@ def test_a_vocabulary_that_was_cut_short_is_made_again(pair, cache, capsys):
         assert f"{path}: expected a SentencePiece model" in capsys.readouterr().err
 
 
-def encoded(pair, cache):
-    corpus = encoded_corpus(pair, Tokenizer.train(LINES, 60), cache)
-    return corpus.source.concatenate(np.arange(len(corpus)))
+def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, cache, tokenizer):
+    source = [*LINES[:50], " ", "the", *LINES[50:]]
+    target = [*LINES[50:], "the", " ", *LINES[:50]]
+    corpus = encoded_corpus(write(tmp_path, source, target), tokenizer, cache)
+    assert (len(corpus), corpus.dropped_blank) == (100, 2)
+    for side, lines in (("source", LINES), ("target", LINES[50:] + LINES[:50])):
+        assert ids_of(corpus, side) == sum(tokenizer.encode(lines), [])  # noqa: RUF017
 
 
-@pytest.mark.parametrize(
-    "name", ["corpus.json", "source.ids", "source.starts", "target.starts"]
-)
-@pytest.mark.parametrize("damage", ["shorter", "empty", "missing"])
-def test_damaged_encoded_text_is_made_again(pair, cache, capsys, name, damage):
-    first = encoded(pair, cache).tobytes()
+def test_the_cache_follows_the_content(tmp_path, pair, cache, tokenizer, monkeypatch):
+    first = ids_of(encoded_corpus(pair, tokenizer, cache))
+    monkeypatch.setattr(Tokenizer, "encode", None)  # a second encoding would fail
+    (tmp_path / "copy").mkdir()
+    assert ids_of(encoded_corpus(write(tmp_path / "copy"), tokenizer, cache)) == first
+    with pytest.raises(TypeError):
+        encoded_corpus(write(tmp_path, LINES[::-1]), tokenizer, cache)
+    assert not list(cache.glob("partial-*"))
+
+
+FILES = "corpus.json source.ids source.starts target.ids target.starts".split()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, tokenizer):
+    """Text, its cache, the folder in it, and what it has."""
+    place = tmp_path_factory.mktemp("written")
+    pair, cache = write(place), place / "cache"
+    first = ids_of(encoded_corpus(pair, tokenizer, cache))
     [folder] = [path for path in cache.iterdir() if path.is_dir()]
-    file = folder / name
-    changes = {"shorter": lambda: file.read_bytes()[:-8], "empty": lambda: b""}
-    file.write_bytes(changes[damage]()) if damage in changes else file.unlink()
-    assert encoded(pair, cache).tobytes() == first
-    told = f"{folder}: a damaged cache" in capsys.readouterr().err
-    assert told == (damage != "missing")
+    return pair, cache, folder, first
 
 
-@pytest.mark.parametrize(
-    "damage", ["other ids", "other starts", "other header", "other text"]
+@given(
+    name=st.sampled_from(FILES),
+    place=st.integers(0, 2000),
+    removed=st.integers(0, 20) | st.just(9**9),
+    added=st.binary(max_size=3),
 )
-def test_a_cache_that_says_something_else_is_made_again(pair, cache, capsys, damage):
+@example(name="corpus.json", place=0, removed=9**9, added=b"[]")
+def test_a_cache_with_other_bytes_is_made_again(
+    written, tokenizer, name, place, removed, added
+):
     """Before it is used: an id that is no piece would be a traceback, or garbage."""
-    first = encoded(pair, cache).tobytes()
-    [folder] = [path for path in cache.iterdir() if path.is_dir()]
-    ids = np.fromfile(folder / "source.ids", "uint16")
-    starts = np.fromfile(folder / "target.starts", "int64")
-    if damage == "other ids":
-        ids[7] = 60_000
-        ids.tofile(folder / "source.ids")
-    elif damage == "other starts":
-        starts[3] = starts[9]
-        starts.tofile(folder / "target.starts")
-    elif damage == "other header":
-        header = folder / "corpus.json"
-        header.write_text(
-            header.read_text().replace('"sentences": 1', '"sentences": {}')
-        )
-        assert "{}" in header.read_text()
-    else:
-        pair.target.write_text("one more\n" * 100)
-        encoded(pair, cache)
-        [other] = [x for x in cache.iterdir() if x.is_dir() and x != folder]
-        shutil.rmtree(folder)
-        other.rename(folder)
-        pair.target.write_text("".join(line + "\n" for line in LINES))
-    assert encoded(pair, cache).tobytes() == first
+    pair, cache, folder, first = written
+    data = (folder / name).read_bytes()
+    place %= len(data)
+    (folder / name).write_bytes(data[:place] + added + data[place + removed :])
+    assert ids_of(encoded_corpus(pair, tokenizer, cache)) == first
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_cache_is_named(written, tokenizer, capsys, name):
+    """Unless a file of it was deleted."""
+    pair, cache, folder, first = written
+    file = folder / name
+    for damage, told in ((lambda: file.write_bytes(b""), 1), (file.unlink, 0)):
+        damage()
+        assert ids_of(encoded_corpus(pair, tokenizer, cache)) == first
+        assert capsys.readouterr().err.count(f"{folder}: a damaged cache (") == told
+
+
+def test_the_cache_of_other_text_is_made_again(written, tokenizer, capsys):
+    pair, cache, folder, first = written
+    write(pair.source.parent, ["one more"] * 100)
+    encoded_corpus(pair, tokenizer, cache)
+    [other] = [x for x in cache.iterdir() if x.is_dir() and x != folder]
+    folder.rename(cache / "away")
+    other.rename(folder)
+    write(pair.source.parent)
+    assert ids_of(encoded_corpus(pair, tokenizer, cache)) == first
     assert f"{folder}: a damaged cache (its " in capsys.readouterr().err
 
 
-def test_long_text_is_encoded_in_chunks(pair, cache, monkeypatch):
-    whole = encoded(pair, cache / "whole").tolist()
+def test_long_text_is_encoded_in_chunks(written, tokenizer, tmp_path, monkeypatch):
+    pair, *_, first = written
     monkeypatch.setattr("minitransformer.text.cache.CHUNK", 7)
-    assert encoded(pair, cache / "chunks").tolist() == whole
+    assert ids_of(encoded_corpus(pair, tokenizer, tmp_path)) == first
 
 
-@pytest.mark.parametrize(("paragraphs", "expected"), [(1500, 1), (3500, 20)])
+@pytest.mark.parametrize(("paragraphs", "expected"), [(60, 1), (200, 20)])
 def test_each_line_counts_as_much_for_the_median_number_of_sentences(
-    pair, cache, monkeypatch, paragraphs, expected
+    tmp_path, cache, tokenizer, monkeypatch, paragraphs, expected
 ):
     """However long it is: paragraphs make most of the text in both cases."""
-    monkeypatch.setattr("minitransformer.text.cache.CHUNK", 1000)
-    for path in (pair.source, pair.target):
-        lines = [*LINES * 28, *["The cat sat. " * 20] * paragraphs]
-        path.write_text("".join(f"{line}\n" for line in lines))
-    corpus = encoded_corpus(pair, Tokenizer.train(LINES, 60), cache)
+    monkeypatch.setattr("minitransformer.text.cache.CHUNK", 40)
+    monkeypatch.setattr("minitransformer.text.cache.COUNTED", 8)
+    lines = [*LINES, *["The cat sat. " * 20] * paragraphs]
+    corpus = encoded_corpus(write(tmp_path, lines, lines), tokenizer, cache)
     assert corpus.median_sentences == expected
 
 
@@ -135,14 +171,11 @@ def test_ids_take_two_bytes_where_they_fit(pair, tmp_path, size, dtype):
 
 
 @pytest.mark.parametrize(("line", "told"), [("the cat. ", 0), ("\u4f60 ", 1)])
-def test_a_corpus_says_which_characters_the_vocabulary_lacks(pair, cache, line, told):
+def test_a_corpus_says_which_characters_the_vocabulary_lacks(
+    tmp_path, cache, tokenizer, line, told
+):
     """There are two such lines; of 100 others, the vocabulary knows the characters."""
-    for path, lines in (
-        (pair.source, [*LINES[::-1], *LINES[:2]]),
-        (pair.target, [*LINES, line * 12, line * 12]),
-    ):
-        path.write_text("\n".join(lines), encoding="utf-8")
-    tokenizer = Tokenizer.train([*LINES, "."], 60)
+    pair = write(tmp_path, [*LINES[::-1], *LINES[:2]], [*LINES, *[line * 12] * 2])
     for _ in range(2):  # encoded, and read from the cache
         notes = encoded_corpus(pair, tokenizer, cache).notes
         expected = [r"unknown     0.0% of .* and 2\.\d% of .* not 60, learns"] * told
@@ -152,13 +185,11 @@ def test_a_corpus_says_which_characters_the_vocabulary_lacks(pair, cache, line, 
 
 @pytest.mark.parametrize("equal", [1, 2, 100])
 def test_a_corpus_says_how_many_pairs_have_the_same_text_on_both_sides(
-    pair, cache, equal
+    tmp_path, cache, tokenizer, equal
 ):
     """If they are more than one in a hundred; a line of a number may well be."""
-    other = [*LINES[:equal], *(f"die Katze {i}" for i in range(equal, 100))]
-    pair.target.write_text("".join(f"{line}\n" for line in other))
-    tokenizer = Tokenizer.train([*LINES, *other], 60)
-    notes = encoded_corpus(pair, tokenizer, cache).notes
+    other = [*LINES[:equal], *(f"cat {i}" for i in range(equal, 100))]
+    notes = encoded_corpus(write(tmp_path, LINES, other), tokenizer, cache).notes
     told = [f"equal       {equal} of 100 pairs have the same text"] * (equal > 1)
     assert len(notes) == len(told)
     assert all(map(str.startswith, notes, told))
@@ -179,19 +210,21 @@ def test_text_that_cannot_be_learned_from_is_named(pair, cache, source, message)
     assert not list(cache.glob("[!.]*"))
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", " \n\t\n"])
-def test_empty_text_is_named(pair, cache, text):
-    pair.source.write_text(text)
-    pair.target.write_text(text)
+@pytest.mark.parametrize(
+    ("lines", "none"), [([], "none"), ([" ", "\t"], "2 with a blank line each")]
+)
+def test_empty_text_is_named(tmp_path, cache, tokenizer, lines, none):
+    pair = write(tmp_path, lines, lines)
     with pytest.raises(ValueError, match=r"train\.en, .*train\.de: expected text to"):
         learn(pair, cache)
+    with pytest.raises(ValueError, match=f"expected sentence pairs, found {none}$"):
+        encoded_corpus(pair, tokenizer, cache)
 
 
 @pytest.mark.parametrize("method", ["train", "encode"])
 def test_text_that_changes_while_it_is_read_is_not_kept(
-    pair, cache, monkeypatch, method
+    pair, cache, tokenizer, monkeypatch, method
 ):
-    tokenizer = learn(pair, cache.with_name("another"))
     original = getattr(Tokenizer, method)
 
     def change(*args, **options):

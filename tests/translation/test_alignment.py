@@ -29,19 +29,6 @@ def ensemble(translator, tmp_path_factory):
     return Translator(Ensemble(models), translator.tokenizer)
 
 
-def links_by_definition(weights, source_words, target_words):
-    """For each target word the source word with the largest sum, one by one."""
-    links = []
-    for j in sorted(set(target_words)):
-        sums = dict.fromkeys(source_words, 0.0)
-        for t, row in enumerate(weights):
-            for s, weight in enumerate(row):
-                if target_words[t] == j:
-                    sums[source_words[s]] += weight
-        links.append((max(sums, key=lambda i: sums[i]), j))
-    return tuple(sorted(links))
-
-
 def word_numbers(tokenizer, ids):
     """The word that each piece is in; a space alone is in the word that follows."""
     texts = tokenizer.decode([ids[: n + 1] for n in range(len(ids))])
@@ -52,32 +39,32 @@ def word_numbers(tokenizer, ids):
     return words
 
 
-def test_links_follow_the_attention_maps(translator):
-    lines = [*MAT_LINES[:3], "on the mat"]
-    found = translator.hypotheses(lines, ALIGN)
-    for line, [best, *_] in zip(lines, found, strict=True):
-        maps = attention_maps(translator, line, replace(ALIGN, alignment=False))
-        weights = maps.cross[1:].mean(axis=(0, 1))[:-1, :-1]  # the upper two of 3
-        [ids] = translator.tokenizer.encode([line])
-        [computed] = piece_weights(translator.model, [ids], [best.tokens])
-        assert_close(computed, weights, "float32")
-        words = (word_numbers(translator.tokenizer, x) for x in (ids, best.tokens))
-        assert best.alignment == links_by_definition(weights, *words)
-        assert [j for _, j in sorted(best.alignment, key=lambda x: x[1])] == [
-            *range(len(best.text.split()))
-        ]
+def links_by_definition(tokenizer, weights, source, target):
+    """For each target word the source word with the largest sum, one by one."""
+    sources, targets = (word_numbers(tokenizer, ids) for ids in (source, target))
+    sums = {}
+    for (t, s), weight in np.ndenumerate(weights):
+        of_word = sums.setdefault(targets[t], dict.fromkeys(sources, 0.0))
+        of_word[sources[s]] += weight
+    return tuple(sorted((max(x, key=x.get), j) for j, x in sums.items()))
 
 
 @pytest.mark.parametrize("layers", [2, 3, 4])
-def test_the_upper_half_of_the_layers_aligns(translator, layers):
+def test_links_follow_the_attention_of_the_upper_layers(translator, layers):
     config = replace(translator.model.config, decoder_layers=layers)
-    tokenizer = translator.tokenizer
-    deep = Translator(Transformer(config, seed=3), tokenizer)
-    [[best]] = deep.hypotheses(["the cat"], ALIGN)
-    maps = attention_maps(deep, "the cat", ALIGN)
-    [found] = piece_weights(deep.model, tokenizer.encode(["the cat"]), [best.tokens])
-    expected = maps.cross[layers // 2 :].mean(axis=(0, 1))[:-1, :-1]
-    assert_close(found, expected, "float32")
+    tokenizer, model = translator.tokenizer, Transformer(config, seed=3)
+    deep = Translator(model, tokenizer)
+    lines = [*MAT_LINES[:2], "on the mat"]
+    found = deep.hypotheses(lines, ALIGN)
+    for line, [best, *_] in zip(lines, found, strict=True):
+        maps = attention_maps(deep, line, replace(ALIGN, alignment=False))
+        weights = maps.cross[layers // 2 :].mean(axis=(0, 1))[:-1, :-1]
+        [ids] = tokenizer.encode([line])
+        [computed] = piece_weights(model, [ids], [best.tokens])
+        assert_close(computed, weights, "float32")
+        links = links_by_definition(tokenizer, weights, ids, best.tokens)
+        assert best.alignment == links
+        assert {j for _, j in links} == {*range(len(best.text.split()))}
 
 
 def test_every_translation_of_any_batch_is_aligned(translator):
@@ -147,10 +134,9 @@ def test_given_translations_are_aligned(translator, model_path, tmp_path):
     scored = translator.score(lines, targets, TranslationConfig(alignment=True))
     links = [own for _, _, own in scored]
     ids = [translator.tokenizer.encode(side) for side in (lines, targets)]
-    for pair, source, target in zip(links, *ids, strict=True):
-        [weights] = piece_weights(translator.model, [source], [target])
-        words = (word_numbers(translator.tokenizer, x) for x in (source, target))
-        assert pair == links_by_definition(weights, *words)
+    all_weights = piece_weights(translator.model, *ids)
+    for pair, weights, *sides in zip(links, all_weights, *ids, strict=True):
+        assert pair == links_by_definition(translator.tokenizer, weights, *sides)
     (tmp_path / "targets").write_text("".join(f"{line}\n" for line in targets))
     flags = ["--model", model_path, "--score", str(tmp_path / "targets")]
     _, plain, _ = run_translate(*flags, *lines)
