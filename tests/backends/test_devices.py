@@ -1,7 +1,6 @@
 """Which device is opened, and what is said where there is none."""
 
 import sys
-import types
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from minitransformer.backends.devices import check_device, open_device
 from minitransformer.commands import export
 from minitransformer.engine.backend import backend_of
 from minitransformer.settings.options import UsageError
+from support import strict_cupy
 
 
 def test_the_processor_is_always_there():
@@ -44,41 +44,19 @@ def test_models_in_8_bits_have_products_in_int8_where_these_are_faster(
     assert found == (asked or ("int8" if stored == "int8" and fast else "fp32"))
 
 
-def fake_cupy(monkeypatch, available, count=2):
-    """Put a module in the place of CuPy; return it and the GPUs that are selected."""
-    used = []
-
-    class Device:
-        compute_capability = "90"
-
-        def __init__(self, index=None):
-            self.index = index
-
-        def use(self):
-            used.append(self.index)
-
-    cupy = types.ModuleType("cupy")
-    cupy.ndarray = type("ndarray", (), {})
-    cupy.cuda = types.SimpleNamespace(
-        is_available=lambda: available,
-        runtime=types.SimpleNamespace(getDeviceCount=lambda: count),
-        Device=Device,
-    )
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    return cupy, used
-
-
 def test_a_gpu_is_selected(monkeypatch):
-    cupy, used = fake_cupy(monkeypatch, available=True)
-    assert cuda_device.select_gpu("cuda:1") is cupy
-    check_device("cuda")  # takes no memory of the GPU that it finds
-    assert used == [1]
+    gpu = strict_cupy.install(monkeypatch, libraries={}, gpus=2)
+    check_device("cuda:1")  # takes no memory of the GPU that it finds
+    assert gpu.local.device == 0
+    assert cuda_device.select_gpu("cuda:1") is gpu.xp
+    assert gpu.local.device == 1
     with pytest.raises(RuntimeError, match="cuda:2: expected cuda:0 to cuda:1"):
         check_device("cuda:2")
 
 
 def test_what_a_gpu_needs_is_said(monkeypatch):
-    fake_cupy(monkeypatch, available=False)
+    gpu = strict_cupy.install(monkeypatch, libraries={})
+    monkeypatch.setattr(gpu.xp.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="no CUDA driver or no GPU"):
         open_device("cuda")
     monkeypatch.setitem(sys.modules, "cupy", None)
