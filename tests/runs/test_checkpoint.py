@@ -137,8 +137,6 @@ def test_older_checkpoints_keep_their_parameters_alone(tmp_path, tokenizer):
         assert lost == (moments if path == paths[1] else set())
         for name, tensor in read.items():
             np.testing.assert_array_equal(tensor, tensors[name])
-    before, after = paths[2].stat().st_size, paths[1].stat().st_size
-    assert before - after == pytest.approx(2 * 4 * len(tensors["adam.mean"]), abs=400)
     for path in paths[2:]:
         assert checkpoint.load(path, with_moments=True).moments is not None
         path.unlink()

@@ -29,25 +29,21 @@ def test_the_installed_command_lists_its_commands(capsys, monkeypatch):
     assert ended.value.code == 0
 
 
-def pythons() -> dict[str, str]:
+def pythons():
     """Interpreters that are to be had here, by version."""
     found = {}
     for version in VERSIONS:
         places = [shutil.which(f"python{version}")]
         places += map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
         for place in places:
-            if (
-                place
-                and not subprocess.run(
-                    [place, "-c", "import venv"], capture_output=True
-                ).returncode
-            ):
+            command = [place, "-c", "import venv"]
+            if place and not subprocess.run(command, capture_output=True).returncode:
                 found[version] = place
                 break
     return found
 
 
-def tracked(*places: str) -> set[str]:
+def tracked(*places):
     """The files under version control, in some folders or anywhere."""
     command = ["git", "-C", str(ROOT), "ls-files", "--", *places]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -57,7 +53,7 @@ def tracked(*places: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory):
     if importlib.util.find_spec("build") is None:
         pytest.skip("needs the package build: pip install -e '.[dev]'")
     out, source = (tmp_path_factory.mktemp(name) for name in ("dist", "source"))
