@@ -119,7 +119,8 @@ def test_a_damaged_cache_is_named(written, tokenizer, capsys, name):
     """Unless a file of it was deleted."""
     pair, cache, folder, first = written
     file = folder / name
-    for damage, told in ((lambda: file.write_bytes(b""), 1), (file.unlink, 0)):
+    other = file.read_bytes()[:-2] + b"\x7f\0"  # as long
+    for damage, told in ((lambda: file.write_bytes(other), 1), (file.unlink, 0)):
         damage()
         assert ids_of(encoded_corpus(pair, tokenizer, cache)) == first
         assert capsys.readouterr().err.count(f"{folder}: a damaged cache (") == told
