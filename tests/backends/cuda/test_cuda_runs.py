@@ -16,28 +16,13 @@ from minitransformer.api import load
 from minitransformer.backends.cuda.training import GpuModel
 from minitransformer.settings.decoding_config import DecodingConfig
 from support.in_process import run_main, run_translate
-from support.models import save_small_model
 from support.ranks import mpiexec, needs_mpi
 from support.scripts import SHORT, SMALL_RUN, with_tests_on_path, write_random_text
 from support.serving import running
 
 pytestmark = pytest.mark.slow  # seconds each on kernels of the host
 
-KINDS = {
-    "restricted": {"attention_window": 3},
-    "plain": {},
-    "learned": {"positions": "learned", "max_positions": 30},
-}
 LINES = ["the cat number 7 sat on the mat", "", "and looked"]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        kind: save_small_model(folder / f"{kind}.safetensors", **settings)
-        for kind, settings in KINDS.items()
-    }
 
 
 def both(*flags):
@@ -50,25 +35,25 @@ def both(*flags):
     return [out for _, out, _ in results]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_gpu_translates_and_scores_as_the_processor(stand_in, models, kind, tmp_path):
-    flags = "--beam", "3", "--nbest", "2", *SHORT, *LINES
-    plain, found = both("--model", models[kind], *flags)
+def test_a_gpu_translates_and_scores_as_the_processor(stand_in, model_path, tmp_path):
+    model = "--model", model_path
+    flags = *model, "--beam", "3", "--nbest", "2", *SHORT, *LINES
+    plain, found = both(*flags)
     assert len(found.splitlines()) == 5
     assert re.sub(r"-?\d+\.\d+", "", found) == re.sub(r"-?\d+\.\d+", "", plain)
     targets = tmp_path / "targets"
     targets.write_text("the mat\nlooked\ncat\n")
-    plain, found = both("--model", models[kind], "--score", str(targets), *LINES)
+    plain, found = both(*model, "--score", str(targets), *LINES)
     numbers = [np.array(x.split(), float) for x in (plain, found)]
     np.testing.assert_allclose(*numbers, atol=1e-3)
     # The bfloat16 of a first user, who asks for no precision.
-    code, out, err = run_translate("--model", models[kind], "--device", "cuda", *flags)
+    code, out, err = run_translate("--device", "cuda", *flags)
     assert (code, len(out.splitlines())) == (0, 5), err
 
 
-def test_attention_is_drawn_in_bfloat16(stand_in, models, tmp_path):
+def test_attention_is_drawn_in_bfloat16(stand_in, model_path, tmp_path):
     page = tmp_path / "heads.html"
-    flags = "--model", models["plain"], "--attention", page, *SHORT, "the cat sat"
+    flags = "--model", model_path, "--attention", page, *SHORT, "the cat sat"
     code, _, err = run_translate(*map(str, flags), "--device", "cuda")
     assert code == 0, err
     [data] = re.findall(r'\{"source".*?\}', page.read_text())
@@ -76,14 +61,14 @@ def test_attention_is_drawn_in_bfloat16(stand_in, models, tmp_path):
     np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=0.02)
 
 
-def test_a_server_keeps_to_the_gpu_of_its_model(stand_in, models):
+def test_a_server_keeps_to_the_gpu_of_its_model(stand_in, model_path):
     """The queue has a thread of its own, and CUDA gives that the first GPU."""
     # A machine with a GPU may have no libraries of a server.
     serve = pytest.importorskip("minitransformer.commands.serve")
     libretranslate = pytest.importorskip("minitransformer.commands.libretranslate")
-    translator = load(models["plain"], device="cuda:1")
+    translator = load(model_path, device="cuda:1")
     translator.decoding = DecodingConfig(max_len_b=3)
-    direction = libretranslate.Direction.of(translator, Path(models["plain"]))
+    direction = libretranslate.Direction.of(translator, Path(model_path))
     with running(serve.Server([direction])) as server:
         for path in ("/translate", "/attention", "/translate"):
             body = json.dumps({"q": "the cat sat", "source": "auto", "target": "auto"})

@@ -172,7 +172,7 @@ def assert_same(found, expected):
     dtype=st.sampled_from([*DTYPES]),
 )
 def test_a_translation_has_the_score_of_its_tokens_in_float64(gpu, case, beam, dtype):
-    """By a whole pass of a model with the same rounded matrices."""
+    """By a whole pass of a model with the same rounded matrices, and by one here."""
     exact, model = case.model(), on_gpu(gpu, case.model(), dtype)
     for (_, parameter), (_, rounded) in zip(
         exact.named_parameters(), model.named_parameters(), strict=True
@@ -181,12 +181,18 @@ def test_a_translation_has_the_score_of_its_tokens_in_float64(gpu, case, beam, d
     config = DecodingConfig(beam=beam, nbest=beam, max_len_a=0, max_len_b=7)
     with backend_for(gpu.xp.ndarray):
         found = translate_ids(model, case.sources, config)
-    for source, best in zip(case.sources, found, strict=True):
-        for h in best:
-            [each] = score_targets(exact, [source], [h.tokens])
-            expected = each[: min(len(h.tokens) + 1, 8)].sum()
-            error = abs(h.log_prob - expected)
-            within(error, TOLERANCES[dtype] * (1 + abs(expected)))
+        for source, best in zip(case.sources, found, strict=True):
+            pairs = [source] * len(best), [h.tokens for h in best]
+            for h, *scores in zip(
+                best,
+                score_targets(exact, *pairs),
+                score_targets(model, *pairs),
+                strict=True,
+            ):
+                expected, again = (x[: min(len(h.tokens) + 1, 8)].sum() for x in scores)
+                for number in (h.log_prob, again):
+                    error = abs(number - expected)
+                    within(error, TOLERANCES[dtype] * (1 + abs(expected)))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
