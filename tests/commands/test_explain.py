@@ -7,10 +7,9 @@ import pytest
 
 from minitransformer.commands.attention_maps import attention_maps, translated_ids
 from minitransformer.commands.explain import explain, strongest_links
-from minitransformer.engine.autograd import no_grad
-from minitransformer.settings.config import BOS_ID, EOS_ID
 from support.browser import needs_browser, open_tab
 from support.in_process import run_translate
+from support.models import logits_after, softmax
 from support.scripts import ROOT, SHORT
 
 LINE = "the cat number 7 sat"
@@ -58,14 +57,10 @@ def test_each_line_of_the_model_is_named_with_its_code(tables, translator):
 
 def test_candidates_are_the_most_probable_pieces(tables, translator):
     source, target = translated_ids(translator, LINE)
-    model = translator.single_model
-    fed = np.array([[BOS_ID, *target]])
-    with no_grad():
-        logits = model.logits(model(np.array([[*source, EOS_ID]]), fed)).data[0]
+    shares = softmax(logits_after(translator.single_model, source, target))
     *_, steps = tables
     assert len(steps) == len(target) + 1
-    for (_, *best), row in zip(steps, logits.astype(float), strict=True):
-        share = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+    for (_, *best), share in zip(steps, shares, strict=True):
         expected = np.sort(share)[::-1][:5]
         shown = [float(x.rpartition(" ")[2].rstrip("%")) / 100 for x in best]
         np.testing.assert_allclose(shown, expected, atol=6e-4)

@@ -17,17 +17,21 @@ from sentencepiece import SentencePieceProcessor
 
 from minitransformer import load, translate
 from minitransformer.commands import average, export
-from minitransformer.engine.autograd import no_grad
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.models import language_codes
-from minitransformer.settings.config import BOS_ID, EOS_ID, UNK_ID
+from minitransformer.settings.config import EOS_ID, UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.batch_translation import translate_ids
 from minitransformer.translation.plain_translator import Segment
-from support.models import model_with_random_biases, save_run
+from support.models import (
+    logits_after,
+    model_with_random_biases,
+    save_run,
+    softmax,
+)
 
 LINES = [
     f"the {a} {b} sees a {c}."
@@ -40,16 +44,6 @@ LINES = [
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.train(LINES, 64)
-
-
-def possible_log_probs(model, source, tokens):
-    """The log-probability of each token among those that a search may produce."""
-    with no_grad():
-        inputs = np.array([[*source, EOS_ID]]), np.array([[BOS_ID, *tokens]])
-        logits = model.logits(model(*inputs)).data[0].astype(float)
-    logits = logits[:, EOS_ID:] - logits[:, EOS_ID:].max(axis=1, keepdims=True)
-    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    return log_probs[np.arange(len(logits)), np.array([*tokens, EOS_ID]) - EOS_ID]
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
@@ -79,8 +73,11 @@ def test_greedy_output_is_the_same_token_for_token(tmp_path, tokenizer, position
         assert other.hypotheses[0][: len(expected)] == expected
         # It scores by the mean, we by the paper's penalty: compare where lengths agree.
         if len(expected) < 20:
-            log_probs = possible_log_probs(model, source, mine[0].tokens)
-            mean = np.mean(log_probs)
+            logits = logits_after(model, source, mine[0].tokens)[:, EOS_ID:]
+            tokens = zip(
+                np.log(softmax(logits)), [*mine[0].tokens, EOS_ID], strict=True
+            )
+            mean = np.mean([row[token - EOS_ID] for row, token in tokens])
             np.testing.assert_allclose(other.scores[0], mean, rtol=1e-4, atol=1e-5)
 
 

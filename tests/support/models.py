@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from minitransformer.engine.autograd import Tensor, no_grad
+from minitransformer.engine.autograd import no_grad
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from minitransformer.runs import checkpoint
@@ -133,26 +133,30 @@ def confident_models(count, vocab_size=9):
     return found
 
 
+def logits_after(model, source, target):
+    """The logits after each beginning of a target, from one pass over the whole of it.
+
+    Shapes: -> [target + 1, V]
+    """
+    with no_grad():
+        outputs = model(np.array([[*source, EOS_ID]]), np.array([[BOS_ID, *target]]))
+        return model.logits(outputs).data[0].astype(np.float64)
+
+
+def softmax(logits):
+    p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
+
+
 # The sentence of `next_logits`: three tokens and EOS.
 SOURCE = np.array([[5, 6, 7, EOS_ID]])
 
 
 def next_logits(model, prefix):
-    """The logits after a prefix, from a pass over the whole of it."""
-    with no_grad():
-        outputs = model(SOURCE, np.array([[BOS_ID, *prefix]]))
-        return model.logits(Tensor(outputs.data[0, -1])).data
+    return logits_after(model, SOURCE[0, :-1], prefix)[-1]
 
 
 def mean_next_probabilities(members, source, prefix):
-    """The mean over models of the softmax, from a pass over the whole prefix."""
-    total = 0.0
-    for model in members:
-        with no_grad():
-            outputs = model(
-                np.array([[*source, EOS_ID]]), np.array([[BOS_ID, *prefix]])
-            )
-            logits = model.logits(Tensor(outputs.data[0, -1])).data
-        p = np.exp(logits - logits.max())
-        total = total + p / p.sum()
-    return total / len(members)
+    """The mean over models of the softmax."""
+    logits = [logits_after(model, source, prefix)[-1] for model in members]
+    return softmax(np.array(logits)).mean(axis=0)

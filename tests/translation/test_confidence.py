@@ -8,26 +8,13 @@ import pytest
 
 from minitransformer import load
 from minitransformer.runs.state import RunState
-from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.translation.confidence import quantiles
 from support.in_process import run_translate
-from support.models import save_small_model
-from support.reference import ReferenceTransformer
+from support.models import logits_after, save_small_model, softmax
 from support.scripts import SHORT
 
 SENTENCES = ["Where is the station?", "The cat saw an unbelievably old tree."]
-
-
-def log_probs_by_hand(model, source, target):
-    """The log-probability of each target token, in float64 and without the package."""
-    config, weights = model.config, model.named_parameters()
-    parameters = {name: x.data.astype(np.float64) for name, x in weights}
-    reference = ReferenceTransformer(config, parameters)
-    fed = np.array([[*source, EOS_ID]]), np.array([[BOS_ID, *target]])
-    logits = reference.logits(*fed)[0, :-1]
-    log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    return log_probs[np.arange(len(target)), list(target)]
 
 
 def test_each_word_has_the_mean_of_its_tokens(shipped):
@@ -37,7 +24,9 @@ def test_each_word_has_the_mean_of_its_tokens(shipped):
     tokenizer = shipped.tokenizer
     for source, found in zip(tokenizer.encode(SENTENCES), apart, strict=True):
         for h in found:
-            by_hand = log_probs_by_hand(shipped.single_model, source, h.tokens)
+            logits = logits_after(shipped.single_model, source, h.tokens)
+            of_tokens = zip(np.log(softmax(logits)), h.tokens, strict=False)
+            by_hand = np.array([row[token] for row, token in of_tokens])
             begins = [x.startswith("\u2581") for x in tokenizer.pieces(h.tokens)]
             words = np.cumsum(begins) - 1
             assert [word for word, _ in h.words] == h.text.split()

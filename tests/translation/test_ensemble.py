@@ -16,7 +16,6 @@ from support.models import (
     SOURCE,
     confident_models,
     mean_next_probabilities,
-    next_logits,
     save_small_model,
 )
 from support.scripts import SHORT
@@ -64,8 +63,7 @@ def test_an_ensemble_returns_the_mean_of_the_probabilities():
         [weights] = decoder.step(np.array(tokens))
         found = weights.values / weights.sums[:, None]
         for row, prefix in zip(found, prefixes, strict=True):
-            each = [np.exp(next_logits(m, prefix)) for m in members]
-            mean = np.mean([p / p.sum() for p in each], axis=0)
+            mean = mean_next_probabilities(members, SOURCE[0, :-1], prefix)
             assert_close(row[EOS_ID:], mean[EOS_ID:])
             assert not row[:EOS_ID].any()
 
