@@ -14,13 +14,11 @@ from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import PRIMITIVES
 from minitransformer.engine.backend import to_host
 from support.closeness import assert_close
+from support.cuda import DTYPES
 from support.philox import HostPhilox
 from support.properties import within
 from support.strict_cupy import GpuState
 
-ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
-
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # The largest error, as a share of the largest number and 1.
 TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 

@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 from minitransformer.backends.cuda import blaslt, ops
 from minitransformer.engine.backend import to_host
 from support.closeness import assert_close
-
-ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
-
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+from support.cuda import DTYPES
 
 
 def wide(array):

@@ -22,12 +22,9 @@ from minitransformer.settings.config import TrainingConfig
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from support.closeness import assert_close
+from support.cuda import DTYPES
 from support.philox import HostPhilox
 from support.strict_cupy import GpuState
-
-ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
-
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 # The operations but for attention, with the places of parameters among their arrays.
 PARAMETERS = {

@@ -26,7 +26,7 @@ from minitransformer.translation.constraints import Constraints, Prefix
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import sample_ids
 from support.closeness import assert_close
-from support.cuda import backend_for
+from support.cuda import DTYPES, backend_for
 from support.models import tiny_config
 from support.properties import within
 from support.scripted_decoder import (
@@ -36,9 +36,6 @@ from support.scripted_decoder import (
 )
 from support.strategies import cases
 
-ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
-
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 # The largest error of a score, as a share of it and 1.
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 TINY = tiny_config((2, 2), vocab_size=23)

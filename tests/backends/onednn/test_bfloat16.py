@@ -155,7 +155,7 @@ def test_a_run_learns_and_translates(kernels, tmp_path, monkeypatch):
     write_corpus(tmp_path)
     losses = {}
     for name in ("fp32", "bf16"):
-        run = ["--run", name, "--steps", 40, "--threads", 2]
+        run = ["--run", name, "--steps", 20, "--threads", 2]
         code, _, errors = run_main(train.main, *FLAGS, *run, "--precision", name)
         assert code == 0, errors
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()

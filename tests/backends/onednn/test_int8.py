@@ -111,18 +111,6 @@ def test_a_row_does_not_depend_on_the_others(kernels, drawn, relu, data):
     np.testing.assert_array_equal(found, together)
 
 
-def test_rows_and_columns_of_zeros_stay_zeros(kernels):
-    [weight] = parameters(np.random.default_rng(0), (8, 6))
-    weight[:, 2] = 0
-    x = np.ones((3, 8), np.float32)
-    x[1] = 0
-    out = linear(x, weight)
-    assert (out[1] == 0).all()
-    assert (out[:, 2] == 0).all()
-    assert np.isfinite(out).all()
-    assert linear(x[:0], weight).shape == (0, 6)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_not_finite_afterwards(kernels, bad):
     [weight] = parameters(np.random.default_rng(0), (8, 6))
@@ -168,7 +156,7 @@ def test_integers_follow_the_parameters_and_go_with_them(kernels, monkeypatch):
 def test_a_run_is_translated_in_int8(kernels, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
-    code, _, errors = run_main(train.main, *FLAGS, "--steps", 40, "--run", "run")
+    code, _, errors = run_main(train.main, *FLAGS, "--steps", 20, "--run", "run")
     assert code == 0, errors
     made = record_matrices(monkeypatch)
     monkeypatch.setattr(int8, "open_kernels", lambda: kernels)
