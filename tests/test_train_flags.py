@@ -48,6 +48,8 @@ WRONG = """\
 2 | --ranks 0 | --ranks: expected a whole number of at least 1
 2 | --threads 0 | --threads: expected a whole number of at least 1
 2 | --dropout none | --dropout: expected a number, got 'none'
+2 | --max-update 9 | argument --max-update; did you mean --steps?
+2 | --lr 9 | argument --lr; did you mean --learning-rate?
 2 | --nbest 2 | unrecognized argument --nbest
 2 | --thread=2 | unrecognized argument --thread; did you mean --threads?
 2 | --d-model 15 | d_model: expected an even number, got 15

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sacrebleu.metrics import BLEU, CHRF
 
 import translate
 from minitransformer.runs import checkpoint
@@ -123,27 +124,22 @@ def test_a_diverged_model_gets_one_line(place, largest):
         assert err.count("\n") == 1
 
 
-def test_quality_is_sacrebleus(model_path, tmp_path):
-    from sacrebleu.metrics import BLEU, CHRF
-
-    reference = tmp_path / "reference"
-    reference.write_text("\n".join(CAT_LINES[:4]))
-    quiet = ("--model", model_path, *SHORT, "--reference", str(reference))
+def test_quality_is_sacrebleus(model_path, place):
+    lines = CAT_LINES[:4]
+    Path("reference").write_text("\n".join(lines))
+    quiet = ("--model", model_path, *SHORT, "--reference", "reference")
     flags = (*quiet, "--output", "-")
-    code, out, err = run_translate(*flags, *CAT_LINES[:4])
-    assert run_translate(*quiet, *CAT_LINES[:4]) == (0, err, "")
+    code, out, err = run_translate(*flags, *lines)
+    assert run_translate(*quiet, *lines) == (0, err, "")
     assert code == 0
-    output = out.split("\n")[:-1]
-    bleu, chrf = BLEU(), CHRF()
-    for name, metric in (("BLEU", bleu), ("chrF", chrf)):
-        score = metric.corpus_score(output, [CAT_LINES[:4]])
+    for name, metric in (("BLEU", BLEU()), ("chrF", CHRF())):
+        score = metric.corpus_score(out.splitlines(), [lines])
         assert f"{name} {score.score:.2f} (" in err
         assert str(metric.get_signature()) in err
     pytest.importorskip("sacremoses")
-    code, out, err = run_translate(*flags, "--compound-split", "en", *CAT_LINES[:4])
-    assert code == 0
-    assert out.split("\n")[:-1] == output
-    assert err.endswith("  tokenised, compounds split\n")
+    split = run_translate(*flags, "--compound-split", "en", *lines)
+    assert split[:2] == (0, out)
+    assert split[2].endswith("  tokenised, compounds split\n")
 
 
 def test_the_attention_of_a_sentence_is_that_of_one_line(model_path, tmp_path):

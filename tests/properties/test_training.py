@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import typing
 from concurrent.futures import ThreadPoolExecutor
 
@@ -141,27 +142,17 @@ def test_changed_bytes_of_a_checkpoint_are_refused_in_one_line(
     for _ in range(data.draw(st.integers(1, 3), label="changes")):
         anywhere = st.integers(0, header - 1) | st.integers(0, len(saved) - 1)
         place = data.draw(anywhere, label="place")
-        kind = data.draw(st.sampled_from(["set", "cut", "remove", "insert"]))
-        new = data.draw(st.binary(min_size=1, max_size=4), label="bytes")
-        if kind == "cut":
-            del changed[place:]
-        elif kind == "remove":
-            del changed[place : place + len(new)]
-        elif kind == "insert":
-            changed[place:place] = new
-        else:
-            changed[place : place + len(new)] = new
+        removed = data.draw(st.integers(0, 4) | st.just(len(saved)), label="removed")
+        changed[place : place + removed] = data.draw(st.binary(max_size=4), label="new")
     path = tmp_path_factory.getbasetemp() / "changed.safetensors"
     path.write_bytes(changed)
+    refused = None
     try:
         loaded = checkpoint.load(path)
     except (ValueError, OSError) as error:
-        reason = str(error)
-    else:
-        reason = None
-    if reason is not None:
-        assert reason.startswith(f"{path}: ")
-        assert "\n" not in reason
+        refused = str(error)
+    if refused:
+        assert re.fullmatch(f"{path}: .*", refused)  # in one line
         return
     path.write_bytes(saved)
     original = checkpoint.load(path)

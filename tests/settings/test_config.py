@@ -11,7 +11,7 @@ import pytest
 import train
 import translate
 from minitransformer import cli
-from minitransformer.cli import ELSEWHERE, Parser, add_arguments
+from minitransformer.cli import ELSEWHERE
 from minitransformer.settings import options
 from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
@@ -187,19 +187,6 @@ def test_the_number_of_pairs_chooses_a_preset(pairs, name, size):
     found, settings = preset_for(pairs)
     assert found == name
     assert settings == {**PRESETS[name], "vocab_size": size}
-
-
-@pytest.mark.parametrize(
-    ("flag", "meant"),
-    [("--max-update", "steps"), ("--lr", "learning-rate"), ("--xyzzy", None)],
-)
-def test_flags_of_other_toolkits_lead_to_those_that_do_the_same(capsys, flag, meant):
-    parser = Parser("x.py", "What it does.", ())
-    add_arguments(parser, TrainingConfig)
-    with pytest.raises(SystemExit):
-        parser.parse_args([flag, "9"])
-    hint = f"; did you mean --{meant}?" if meant else ""
-    assert capsys.readouterr().err.endswith(f"argument {flag}{hint}\n")
 
 
 def test_every_flag_of_other_toolkits_leads_to_one_of_a_script(capsys):
