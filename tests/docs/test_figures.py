@@ -1,15 +1,14 @@
 """Limits, sizes and lengths that the pages name are those of the code."""
 
+import pkgutil
 import re
 
 import pytest
 
-from minitransformer.commands import serve
-from minitransformer.commands.libretranslate import MAX_TOKENS, MAX_WAITING
 from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import make_config
 from minitransformer.settings.presets import find_preset
-from minitransformer.text import lines, tokenizer
+from support.in_process import rows
 from support.scripts import ROOT
 
 
@@ -17,33 +16,34 @@ def page(name):
     return re.sub(r"\s+", " ", (ROOT / name).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value", "expected"),
-    [
-        ("reliability", "A line of more than 4 MiB", lines.MAX_LINE, 4 << 20),
-        ("corpora", "more than 32 KiB are left out", tokenizer.MAX_SENTENCE, 32 << 10),
-        ("flags", "from 1,024 on, the 256 bytes", tokenizer.BYTES_FROM_SIZE, 1024),
-        ("serve", "81,920 tokens times", MAX_WAITING, 81_920),
-        ("serve", "more than 65,536 bytes", serve.MAX_BODY, 65_536),
-        ("serve", "16,384 tokens divided by the beam", MAX_TOKENS, 16_384),
-    ],
-)
-def test_limits_are_those_of_the_pages(name, text, value, expected):
+# A page, what it says, the name in the package and its value.
+LIMITS = """
+reliability | A line of more than 4 MiB | text.lines.MAX_LINE | 4194304
+corpora | more than 32 KiB are left out | text.tokenizer.MAX_SENTENCE | 32768
+flags | from 1,024 on, the 256 bytes | text.tokenizer.BYTES_FROM_SIZE | 1024
+serve | 81,920 tokens times | commands.libretranslate.MAX_WAITING | 81920
+serve | more than 65,536 bytes | commands.serve.MAX_BODY | 65536
+serve | 16,384 tokens divided by the beam | commands.libretranslate.MAX_TOKENS | 16384
+"""
+
+
+@pytest.mark.parametrize(("name", "text", "limit", "value"), rows(LIMITS))
+def test_limits_are_those_of_the_pages(name, text, limit, value):
     assert text in page(f"docs/{name}.md")
-    assert value == expected
+    assert pkgutil.resolve_name(f"minitransformer.{limit}") == int(value)
 
 
-@pytest.mark.parametrize(
-    ("name", "preset", "changes"),
-    [
-        ("results", "multi30k", {}),
-        ("results", "small", {}),
-        ("parsing", "examples/parsing-small.json", {}),
-    ],
-)
-def test_results_are_of_models_that_the_presets_make(name, preset, changes):
+RESULTS = """
+results | multi30k
+results | small
+parsing | examples/parsing-small.json
+"""
+
+
+@pytest.mark.parametrize(("name", "preset"), rows(RESULTS))
+def test_results_are_of_models_that_the_presets_make(name, preset):
     _, settings = find_preset(preset)
-    count = make_config(ModelConfig, settings, changes).num_parameters
+    count = make_config(ModelConfig, settings, {}).num_parameters
     assert f"{count:,} parameters" in page(f"docs/{name}.md")
 
 

@@ -14,6 +14,7 @@ from minitransformer.settings.text_config import TextConfig
 from minitransformer.text.bilingual import import_toolkit, read_bilingual
 from minitransformer.text.find import find_text
 from minitransformer.text.pairs import TextPair, check_files
+from support.in_process import rows
 
 needs_toolkit = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="the Translate Toolkit needs Python 3.11"
@@ -54,30 +55,42 @@ def test_a_csv_is_read_as_the_module_csv_writes_it(
         assert read_bilingual(path, ("de", "en"))[0] == turned
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("e a\td b\tCC-BY\n", [("e a", "d b")]),
-        ("en\tde\ne a\td b\n", [("e a", "d b")]),
-        ("id\tde\ten\n7\td b\te a\n", [("e a", "d b")]),
-        ("Hi\tOh\n", [("Hi", "Oh")]),
-        ('"e ""a"""\t"d b"\n"e\td"\n', [('e "a"', "d b"), ('"e', 'd"')]),
-        ('"e a"\t"d b"\n', [('"e a"', '"d b"')]),
-        ("1\te a\n2\te b\n", "pair 1: expected a sentence in two languages, got '1 an"),
-        ("e a\te a\ne b\te b\n", "expected a sentence in two languages, got 'e a and"),
-        ("fr\tde\nf a\td b\n", "expected en to de, got fr to de"),
-        ("e a\td b\n\none\n", "line 3: expected source TAB target, got 'one'"),
-        ("\n", "expected sentences in en and de, found none"),
-    ],
-)
-def test_columns_are_looked_at_before_they_are_trusted(place, text, expected):
+# Lines with strokes for their ends and arrows for tabs, and their pairs.
+COLUMNS = '''
+e a → d b → CC-BY | e a → d b
+en → de / e a → d b | e a → d b
+id → de → en / 7 → d b → e a | e a → d b
+Hi → Oh | Hi → Oh
+"e ""a""" → "d b" / "e → d" | e "a" → d b / "e → d"
+"e a" → "d b" | "e a" → "d b"
+'''
+# Lines, and what the error says.
+NO_COLUMNS = """
+1 → e a / 2 → e b | pair 1: expected a sentence in two languages, got '1 an
+e a → e a / e b → e b | expected a sentence in two languages, got 'e a and
+fr → de / f a → d b | expected en to de, got fr to de
+e a → d b /  / one | line 3: expected source TAB target, got 'one'
+ /  | expected sentences in en and de, found none
+"""
+
+
+def read_columns(place, text):
     path = place / "a.tsv.gz"
-    path.write_bytes(gzip.compress(text.encode()))
-    if isinstance(expected, list):
-        assert read_bilingual(path, ("en", "de"))[0] == expected
-        return
-    with pytest.raises(ValueError, match=re.escape(expected)):
-        read_bilingual(path, ("en", "de"))
+    text = text.replace(" → ", "\t").replace(" / ", "\n")
+    path.write_bytes(gzip.compress(f"{text}\n".encode()))
+    return read_bilingual(path, ("en", "de"))[0]
+
+
+@pytest.mark.parametrize(("text", "expected"), rows(COLUMNS))
+def test_columns_are_looked_at_before_they_are_trusted(place, text, expected):
+    found = read_columns(place, text)
+    assert " / ".join(map(" → ".join, found)) == expected
+
+
+@pytest.mark.parametrize(("text", "message"), rows(NO_COLUMNS))
+def test_columns_that_are_no_two_languages_are_refused(place, text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_columns(place, text)
 
 
 def test_quotes_of_a_csv_that_do_not_end_are_refused(place):

@@ -8,31 +8,33 @@ from minitransformer.text.grammar import corpus
 from minitransformer.text.grammar.clauses import Clause, NounPhrase
 from minitransformer.text.grammar.corpus import generate, split_of
 from minitransformer.text.grammar.words import OBJECTS, PEOPLE, TOWARDS_PEOPLE
+from support.in_process import rows
 
 
 def noun(english):
     return next(n for n in PEOPLE + OBJECTS if n.english == english)
 
 
-RED, OLD = ("red", "rot"), ("old", "alt")
-DECLENSIONS = [  # determiner, adjective, noun, plural, case, German
-    ("the", OLD, "man", False, "accusative", "den alten Mann"),
-    ("the", OLD, "man", False, "dative", "dem alten Mann"),
-    ("the", OLD, "man", True, "dative", "den alten Männern"),
-    ("a", OLD, "child", False, "dative", "einem alten Kind"),
-    ("a", OLD, "child", True, "nominative", "alte Kinder"),
-    ("my", RED, "apple", False, "accusative", "meinen roten Apfel"),
-    ("no", RED, "car", True, "accusative", "keine roten Autos"),
-    ("the", None, "boy", False, "accusative", "den Jungen"),
-    ("a", None, "student", False, "dative", "einem Studenten"),
-]
+ADJECTIVES = {"red": "rot", "old": "alt"}
+# One or many, the case, and the German.
+DECLENSIONS = """
+the old man | one | accusative | den alten Mann
+the old man | one | dative | dem alten Mann
+the old man | many | dative | den alten Männern
+a old child | one | dative | einem alten Kind
+a old child | many | nominative | alte Kinder
+my red apple | one | accusative | meinen roten Apfel
+no red car | many | accusative | keine roten Autos
+the boy | one | accusative | den Jungen
+a student | one | dative | einem Studenten
+"""
 
 
-@pytest.mark.parametrize(
-    ("determiner", "adjective", "word", "plural", "case", "german"), DECLENSIONS
-)
-def test_declension(determiner, adjective, word, plural, case, german):
-    phrase = NounPhrase(determiner, noun(word), adjective, plural)
+@pytest.mark.parametrize(("english", "count", "case", "german"), rows(DECLENSIONS))
+def test_declension(english, count, case, german):
+    determiner, *adjectives, word = english.split()
+    adjective = next(((x, ADJECTIVES[x]) for x in adjectives), None)
+    phrase = NounPhrase(determiner, noun(word), adjective, count == "many")
     assert phrase.german(case) == german
 
 
