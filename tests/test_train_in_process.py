@@ -21,7 +21,6 @@ import sentencepiece
 from safetensors.numpy import load_file
 
 import train
-import translate
 from minitransformer import load
 from minitransformer.runs import checkpoint, run_directory, starting_point
 from minitransformer.runs.run_directory import RunDirectory
@@ -155,6 +154,9 @@ def test_a_run_reports_validates_and_saves_when_it_should(whole):
     assert logged(out, "validation") == validated == [5, 7]
     assert metrics(whole)[-1] == {"step": 7, "ended": "--steps 7"}
     assert steps(whole) == [2, 4, 6, 7]
+    paths = {path.name: path for path in whole.glob("*.safetensors")}
+    to_resume = {name for name, path in paths.items() if checkpoint.has_moments(path)}
+    assert to_resume == {"step-00000006.safetensors", "step-00000007.safetensors"}
     names = {path.name for path in whole.glob("[!.]*") if path.name[:4] != "step"}
     results = {"best.safetensors", "averaged.safetensors", "tokenizer.model"}
     assert names == {"config.json", "metrics.jsonl", "train.log", *results}
@@ -198,16 +200,6 @@ def test_the_last_line_is_a_command_that_translates(start, text):
     code, out, error = run_translate(*command[3:], source)
     assert (code, error, out.count("\n")) == (0, "", 1)
     assert source in (text / "test.en").read_text().splitlines()
-
-
-def test_checkpoints_have_moments_and_results_have_none(whole):
-    run = RunDirectory(whole)
-    last = checkpoint.load(run.checkpoint(7), with_moments=True)
-    assert [len(moment) for moment in last.moments] == [last.parameters.data.size] * 2
-    for path in (run.best, run.averaged):
-        assert not checkpoint.has_moments(path)
-    best = checkpoint.load(run.best).state
-    assert best.best_loss == min(values(whole, "validation_loss").values())
 
 
 def test_other_dropout_noise_of_a_resumed_run_is_announced(start):
@@ -299,7 +291,7 @@ def test_without_validation_text_nothing_is_validated(start, text):
 def translations(model, lines):
     """What translate.py makes of the lines with this model, beam and limits."""
     flags = ("--beam", 2, "--max-len-a", 0, "--max-len-b", 8, "--threads", 1)
-    code, out, error = run_main(translate.main, "--model", model, *flags, *lines)
+    code, out, error = run_translate("--model", model, *flags, *lines)
     assert code == 0, error
     return out.splitlines()
 
@@ -307,8 +299,8 @@ def translations(model, lines):
 def check_quantiles(model, sources, found):
     """A model knows those of the mean log-probabilities that --score gives."""
     Path("found").write_text("".join(f"{line}\n" for line in found))
-    given = "--model", model, "--score", "found", "--threads", 1, *sources
-    code, out, error = run_main(translate.main, *given)
+    flags = "--score", "found", "--threads", 1
+    code, out, error = run_translate("--model", model, *flags, *sources)
     assert code == 0, error
     scored = [map(float, line.split("\t")) for line in out.splitlines()]
     means = [log_prob / length for log_prob, length in scored]
@@ -439,18 +431,14 @@ def test_minutes_end_a_run_and_count_those_before_it_was_resumed(start, clock):
     assert logged(out, "epoch") == [4]
     assert steps("run") == [2, 4, 5]
     assert out.splitlines()[-2] == "done        run, 50 s"
-    reports, validations = (
-        [line for line in RunDirectory(Path("run")).read_metrics() if name in line]
-        for name in ("loss", "validation_loss")
-    )
+    assert [*values("run", "loss")] == [1, 2, 3, 4]
+    assert [*values("run", "validation_loss")] == [2, 3, 4, 5]
     seconds = {1: 10.0, 2: 20.001, 3: 30.001, 4: 40.002, 5: 50.002}
-    for lines, recorded in ((reports, [1, 2, 3, 4]), (validations, [2, 3, 4, 5])):
-        expected = [(step, seconds[step]) for step in recorded]
-        assert [(line["step"], line["seconds"]) for line in lines] == expected
-    for record in reports:
-        for side in ("source", "target"):
-            speed = record[f"{side}_tokens"] / 10.00049
-            assert record[f"{side}_tokens_per_second"] == round(speed)
+    assert values("run", "seconds") == seconds
+    for side in ("source", "target"):
+        tokens = values("run", f"{side}_tokens")
+        speeds = {step: round(count / 10.00049) for step, count in tokens.items()}
+        assert values("run", f"{side}_tokens_per_second") == speeds
 
 
 def test_checkpoints_are_saved_by_the_clock(start, clock):

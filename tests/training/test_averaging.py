@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
@@ -15,8 +17,7 @@ from minitransformer.runs.state import RunState
 from minitransformer.settings.config import RunConfig, TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.text.tokenizer import Tokenizer
-from minitransformer.training.averaging import average_last
-from minitransformer.training.distributed import Communicator
+from minitransformer.training.averaging import average_last, best_number
 from minitransformer.training.parallel import CpuModel
 from support.models import CAT_LINES, tiny_config
 from support.ranks import run_ranks
@@ -69,75 +70,76 @@ class Ended:
         return lowest, parameters.data, lines
 
 
-@pytest.fixture
-def ended(tmp_path):
-    return Ended(tmp_path)
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    return Ended(tmp_path_factory.mktemp("ended"))
 
 
-@pytest.mark.parametrize("best", [None, "worse", "damaged"])
-def test_as_many_are_averaged_as_give_the_lowest_loss(ended, best):
+def test_as_many_are_averaged_as_give_the_lowest_loss(ended):
+    """If the best checkpoint is damaged, it is as if there were none."""
     costs = [ended.cost_of(ended.mean_of_last(n)) for n in range(1, 5)]
-    if best == "worse":
-        ended.save(ended.run.best, ended.saved[0], 0.001)
-    elif best == "damaged":
-        ended.run.best.write_bytes(b"{}")
+    ended.run.best.write_bytes(b"{}")
     loss, parameters, lines = ended.end()
     np.testing.assert_array_equal(parameters, ended.mean_of_last(3))
     assert loss == min(costs)
-    expected = [f"average {n + 1}   validation" for n in range(4)]
-    assert [line[:22] for line in lines[:4]] == expected
-    assert [float(line.split()[-1]) for line in lines[:4]] == pytest.approx(
-        costs, abs=1e-4
-    )
-    assert lines[4:] == ["averaged    the last 3 checkpoints"]
-    assert len(ended.end(average=2)[-1]) == 3
-    assert len(ended.end(average=9)[-1]) == 5
+    expected = [f"average {n + 1}   validation loss {costs[n]:.4f}" for n in range(4)]
+    assert lines == [*expected, "averaged    the last 3 checkpoints"]
 
 
 def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
     """Whatever the losses are, and so are the average and the best compared later."""
-    by_bleu = {"best_by": "bleu", "validate_bleu": 7}
+    ended.save(ended.run.best, ended.saved[0], loss=1.0, bleu=9.5)
+    training = TrainingConfig(best_by="bleu", validate_bleu=7)
     texts = {"train": ("a", "b"), "val": ("c", "d")}
-    training = TrainingConfig(**by_bleu)
     settings = RunConfig("tiny", CONFIG, training, DecodingConfig(), texts)
     ended.run.config.write_text(settings.to_json())
-    run, best = ended.run, (ended.run.best, ended.saved[0])
-    ended.save(*best, loss=0.0, bleu=8.5)
-    cost, parameters, lines = ended.end(costs=[-5, -9, -9, -7], **by_bleu)
-    np.testing.assert_array_equal(parameters, ended.mean_of_last(3))
-    assert cost == -9
+    _, _, lines = ended.end(costs=[-5, -9, -9, -7], best_by="bleu")
     assert lines[1] == "average 2   validation BLEU 9.00"
-    assert lines[4:] == ["averaged    the last 3 checkpoints"]
-    ended.save(*best, loss=1.0, bleu=9.5)
-    cost, parameters, lines = ended.end(costs=[-5, -9, -9, -7], **by_bleu)
-    np.testing.assert_array_equal(parameters, ended.saved[0])
     named = "is better than best.safetensors, validation BLEU 9.50"
-    assert (cost, lines[4:]) == (None, [f"averaged    none {named}"])
-    ended.save(run.averaged, ended.saved[1])  # of an earlier end
-    assert ended.end(costs=[-5, -9, -9, -7], **by_bleu)[0] is None
-    assert run.preferred_checkpoint() == run.best
+    assert lines[4:] == [f"averaged    none {named}"]
+    assert ended.run.preferred_checkpoint() == ended.run.best
 
 
-def test_what_has_no_finite_loss_is_not_averaged(ended):
-    loss, parameters, lines = ended.end(costs=[math.inf, math.nan] * 2)
-    assert loss is None
-    kept = "step-00000004.safetensors, validation loss inf"
-    assert lines[-1] == f"averaged    none is better than {kept}"
-    np.testing.assert_array_equal(parameters, ended.saved[-1])
+@given(
+    costs=st.lists(
+        st.sampled_from([1.0, 2.0, 3.0, math.inf, math.nan]), min_size=4, max_size=4
+    ),
+    best=st.sampled_from([math.inf, 0.5, 2.5]),
+    by=st.sampled_from(["loss", "bleu"]),
+    average=st.sampled_from([4, 2, 9]),
+    size=st.sampled_from([1, 2]),
+)
+def test_a_run_ends_with_the_mean_that_costs_least_or_the_best(
+    ended, costs, best, by, average, size
+):
+    """So do other ranks, which have no files."""
+    ended.run.best.unlink(missing_ok=True)
+    if best < math.inf:
+        found = {"loss": best} if by == "loss" else {"bleu": -best}
+        ended.save(ended.run.best, ended.saved[0], **found)
+    ended.save(ended.run.averaged, ended.saved[1])  # of an earlier end
+    all_costs = [best, *costs[:average]]
+    number = best_number(all_costs)
+    expected = ended.saved[0 if best < math.inf else -1]
+    if number:
+        expected = ended.mean_of_last(number)
+
+    def end(ranks):
+        return ended.end(average, ranks=ranks, costs=costs, best_by=by)
+
+    for cost, parameters, _ in run_ranks(size, end):
+        np.testing.assert_array_equal(parameters, expected)
+        assert cost == (min(all_costs) if number else None)
+    assert ended.run.averaged.exists() == (number > 0)
+
+
+def test_a_given_number_is_averaged(ended):
+    for _, parameters, _ in run_ranks(2, lambda ranks: ended.end(2, True, ranks)):
+        np.testing.assert_array_equal(parameters, ended.mean_of_last(2))
+
+
+def test_a_run_without_checkpoints_has_no_mean(tmp_path):
+    ended = Ended(tmp_path)
     for path in ended.run.checkpoints():
         path.unlink()
     assert ended.end()[0] is None
-
-
-@pytest.mark.parametrize(
-    ("best", "settings"),
-    [(None, {}), (0.0, {}), (None, {"average": 2, "number": True})],
-)
-def test_all_ranks_end_with_the_parameters_of_rank_0(ended, best, settings):
-    """The others have no files."""
-    if best is not None:
-        ended.save(ended.run.best, ended.saved[0], best)
-    alone = ended.end(ranks=Communicator(), **settings)
-    each = run_ranks(2, lambda ranks: ended.end(ranks=ranks, **settings))
-    for _, parameters, _ in each:
-        np.testing.assert_array_equal(parameters, alone[1])
