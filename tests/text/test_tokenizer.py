@@ -3,7 +3,6 @@
 import io
 import itertools
 import os
-import random
 import re
 from collections import Counter
 
@@ -32,31 +31,6 @@ def test_text_survives_the_round_trip(tokenizer):
     special = {PAD_ID, UNK_ID, BOS_ID, EOS_ID}
     assert not special & {i for line in ids for i in line}
     assert tokenizer.vocab_size == 80
-
-
-@pytest.fixture(scope="module")
-def with_bytes():
-    """A vocabulary that is just large enough to include the bytes."""
-    rng = random.Random(1)
-    words = ["".join(rng.choices("abcdefghij", k=5)) for _ in range(2000)]
-    return Tokenizer.train([f"{a} {b}" for a, b in itertools.pairwise(words)], 1024)
-
-
-def test_no_character_is_unknown(with_bytes):
-    line = "abc \N{SLIGHTLY SMILING FACE} \u4f60 a"
-    [ids] = with_bytes.encode([line])
-    assert UNK_ID not in ids
-    assert with_bytes.decode([ids]) == [line]
-    assert with_bytes.vocab_size == 1024
-    pieces = with_bytes.pieces(ids)
-    emoji = ["<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
-    assert [p for p in pieces if p.startswith("<")] == [
-        *emoji, "<0xE4>", "<0xBD>", "<0xA0>",
-    ]  # fmt: skip
-    # Bytes that are no UTF-8, and whole characters among them.
-    broken = [i for i, p in zip(ids, pieces, strict=True) if p in emoji[:3]]
-    assert with_bytes.decode([[*broken, ids[-1]], broken[:1]])[0].endswith(" a")
-    assert with_bytes.decode([broken[1:]]) == ["\ufffd" * 2]
 
 
 def test_a_smaller_vocabulary_has_no_bytes(tokenizer):

@@ -9,6 +9,7 @@ import pytest
 
 from minitransformer.commands.attention_maps import attention_maps
 from minitransformer.model.transformer import Transformer
+from minitransformer.settings.config import UNK_ID
 from minitransformer.settings.decoding_config import DecodingConfig, TranslationConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.beam_search import Hypothesis
@@ -34,6 +35,22 @@ def text_of(translator, data):
     ids = tuple(names.index(f"<0x{byte:02X}>") for byte in data)
     [written] = translator._written(Segment(""), [Hypothesis(ids, 0.0, 0.0)], None)
     return written.text
+
+
+def test_no_character_is_unknown(translator):
+    tokenizer = translator.tokenizer
+    line = f"abc {EMOJI} \u4f60 a"
+    [ids] = tokenizer.encode([line])
+    assert UNK_ID not in ids
+    assert tokenizer.decode([ids]) == [line]
+    assert tokenizer.vocab_size == 1024
+    pieces = tokenizer.pieces(ids)
+    of_bytes = [f"<0x{byte:02X}>" for byte in f"{EMOJI}\u4f60".encode()]
+    assert [piece for piece in pieces if piece.startswith("<")] == of_bytes
+    # Bytes that are no UTF-8, and whole characters among them.
+    broken = [ids[pieces.index(piece)] for piece in of_bytes[:3]]
+    assert tokenizer.decode([[*broken, ids[-1]], broken[:1]])[0].endswith(" a")
+    assert tokenizer.decode([broken[1:]]) == ["\ufffd" * 2]
 
 
 def test_any_bytes_become_one_line_of_text(translator):

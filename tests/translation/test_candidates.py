@@ -58,8 +58,9 @@ def test_the_best_candidates_are_those_of_a_full_sort(
     expected = sorted_candidates(logits.astype(float), log_probs, count)
     chunks = np.split(logits, np.cumsum(sentences)[:-1] * beams)
     with np.errstate(all="ignore"):  # as in a search
-        weights = map(weights_of, chunks)
+        weights = [*map(weights_of, chunks)]
         found = best_candidates(weights, log_probs, count)
+    assert {x.dtype.name for chunk in weights for x in chunk} == {dtype}
     for *columns, best in zip(*found, expected, strict=True):
         rows = zip(*(column.tolist() for column in columns), strict=True)
         rows = [row for row in rows if np.isfinite(row[0])]

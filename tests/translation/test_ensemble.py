@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minitransformer.model.transformer import Transformer
-from minitransformer.settings.config import BOS_ID, EOS_ID, ModelConfig
+from minitransformer.settings.config import BOS_ID, EOS_ID
 from minitransformer.translation.batch_translation import score_targets
 from minitransformer.translation.incremental_decoding import (
     Ensemble,
@@ -17,6 +17,7 @@ from support.models import (
     confident_models,
     mean_next_probabilities,
     save_small_model,
+    tiny_config,
 )
 from support.scripts import SHORT
 
@@ -35,11 +36,7 @@ def test_the_command_translates_with_several_models(tmp_path):
     paths = [save_small_model(tmp_path / f"{n}.safetensors", d_k=n) for n in (4, 6)]
     flags = [flag for path in paths for flag in ("--model", path)]
     code, out, _ = run_translate(*flags, *SHORT, "the cat", "")
-    assert code == 0
-    assert len(out.splitlines()) == 2
-    page = str(tmp_path / "x.html")
-    code, _, err = run_translate(*flags, "--attention", page, "the cat")
-    assert (code, err) == (2, "translate.py: error: expected one --model, got 2\n")
+    assert (code, out.count("\n")) == (0, 2)
 
 
 @pytest.mark.parametrize(("sizes", "told"), [((9, 10), "9, 10"), ((), "of none")])
@@ -69,14 +66,7 @@ def test_an_ensemble_returns_the_mean_of_the_probabilities():
 
 
 def test_the_smallest_table_of_positions_limits_an_ensemble():
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_ff": 8, "num_heads": 2}
-    first, *others = (
-        Transformer(ModelConfig(vocab_size=9, d_model=8, **sizes, **positions))
-        for positions in (
-            {},
-            {"positions": "learned", "max_positions": 9},
-            {"positions": "learned", "max_positions": 5},
-        )
-    )
+    learned = ({"positions": "learned", "max_positions": n} for n in (9, 5))
+    first, *others = (Transformer(tiny_config(**x)) for x in ({}, *learned))
     assert Ensemble([first, *others]).position_limit == 5
     assert [m.position_limit for m in (first, *others)] == [None, 9, 5]

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import unicodedata
 
 import numpy as np
 import pytest
@@ -64,11 +63,14 @@ def test_words_are_found_by_sacrebleus_tokeniser_of_that_name(name):
 
 
 def test_text_is_compared_in_one_form():
-    outputs = ["Der Hu\xadnd  la\u0308uft \u0075\u0308ber\xa0die Stra\xdfe.\t"]
-    found = translation_quality(
-        outputs, ["Der Hund la\u0308uft u\u0308ber die Stra\xdfe."]
-    )
-    assert (found.bleu, found.exact) == (pytest.approx(100), 1)
+    lines = [
+        f"Der {n}. Hu\xadnd la\u0308uft  u\u0308ber\xa0die Stra\xdfe."
+        for n in range(20)
+    ]
+    outputs = [f"Der {n}. Hund l\xe4uft \xfcber die Stra\xdfe.\t" for n in range(20)]
+    for sides in ((outputs, lines), (lines, outputs)):
+        assert "(100.00 to 100.00)" in report(*sides).split("\n")[0]
+        assert translation_quality(*sides).exact == 1
 
 
 @pytest.mark.parametrize(
@@ -100,19 +102,22 @@ def test_the_advice_for_tokenised_references_makes_the_number_right(tokenizer):
 def test_the_papers_bleu_is_that_of_words_split_by_hand():
     """What Moses and the compound splitting make of each line, worked out by hand."""
     pytest.importorskip("sacremoses")
-    outputs = ["Der E-Mail-Dienst, „gut“.", "Das kostet 3,50 Euro & mehr, sagt Anna."]
-    references = ["Der E-Mail-Dienst ist gut.", "Das kostet 3,50 Euro & mehr, sagt er."]
-    words = [
-        "Der E ##AT##-##AT## Mail ##AT##-##AT## Dienst , „ gut &quot; .",
-        "Das kostet 3,50 Euro &amp; mehr , sagt Anna .",
-    ]
-    expected = [
-        "Der E ##AT##-##AT## Mail ##AT##-##AT## Dienst ist gut .",
-        "Das kostet 3,50 Euro &amp; mehr , sagt er .",
-    ]
+    outputs = """Der E-Mail-Dienst, „gut“.
+Das kostet 3,50 Euro & mehr, sagt Anna.
+Sie sahen Otto bzw. Anna im Park""".split("\n")
+    references = """Der E-Mail-Dienst ist gut.
+Das kostet 3,50 Euro & mehr, sagt er.
+Sie sahen Otto bzw. Anna im Haus""".split("\n")
+    words = """Der E ##AT##-##AT## Mail ##AT##-##AT## Dienst , „ gut &quot; .
+Das kostet 3,50 Euro &amp; mehr , sagt Anna .
+Sie sahen Otto bzw. Anna im Park""".split("\n")
+    expected = """Der E ##AT##-##AT## Mail ##AT##-##AT## Dienst ist gut .
+Das kostet 3,50 Euro &amp; mehr , sagt er .
+Sie sahen Otto bzw. Anna im Haus""".split("\n")
     plain = BLEU(tokenize="none", smooth_method="none", force=True)
-    expected_score = plain.corpus_score(words, [expected]).score
-    assert_close(compound_split_bleu(outputs, references, "de"), expected_score)
+    for n in (1, 2, 3):
+        score = plain.corpus_score(words[:n], [expected[:n]]).score
+        assert_close(compound_split_bleu(outputs[:n], references[:n], "de"), score)
     with pytest.raises(ValueError, match="--compound-split: expected one"):
         compound_split_bleu(outputs, references, "xx")
 
@@ -123,16 +128,6 @@ def test_the_papers_bleu_is_not_smoothed():
     outputs, references = ["one two three four five"], ["one two three x four five"]
     assert compound_split_bleu(outputs, references, "en") == 0
     assert BLEU(force=True).corpus_score(outputs, [references]).score > 10
-
-
-def test_the_papers_bleu_knows_the_abbreviations_of_the_language():
-    """The full stop of bzw. is no word of its own in German."""
-    pytest.importorskip("sacremoses")
-    outputs = ["Sie sahen Otto bzw. Anna im Park"]
-    references = ["Sie sahen Otto bzw. Anna im Haus"]
-    plain = BLEU(tokenize="none", smooth_method="none", force=True)
-    expected = plain.corpus_score(outputs, [references]).score  # 7 words each
-    assert_close(compound_split_bleu(outputs, references, "de"), expected)
 
 
 def noisy(references, share, seed):
@@ -178,10 +173,3 @@ def test_p_is_that_of_sacrebleus_command(tmp_path):
         assert found[i].endswith(
             f"{score - others[i]:+.2f}, p = {float(p_values[i]):.3f}"
         )
-
-
-def test_intervals_compare_text_in_one_form():
-    lines = [f"Der {n}. Hund la\u0308uft  u\u0308ber die Stra\xdfe." for n in range(20)]
-    outputs = [unicodedata.normalize("NFC", " ".join(x.split())) for x in lines]
-    for found in (report(outputs, lines), report(lines, outputs)):
-        assert "(100.00 to 100.00)" in found.split("\n")[0]
