@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitransformer.backends.cuda import device
+from minitransformer.backends.cuda import device, nccl
 from minitransformer.backends.cuda.graphs import graph_memory
 from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.backends.cuda.training import GpuModel, padded_length
@@ -97,20 +97,28 @@ def test_padding_to_the_shape_of_a_graph_changes_no_gradient(
     ]
 
 
-def test_ranks_that_compute_in_different_parts_agree(stand_in, float64_model):
+def test_ranks_that_compute_in_different_parts_agree(
+    stand_in, float64_model, monkeypatch
+):
+    """Kernel by kernel, then by a graph for each bucket of gradients."""
+    monkeypatch.setattr(nccl, "BYTES_PER_BUCKET", 600)
     batches = [small_batch(0, 7), small_batch(1, 2)]
     loss = float64_model.forward_backward(batches, 0.1, (1, 1))
 
     def work(ranks):
         stand_in.xp.cuda.Device(ranks.rank).use()
-        model = gpu_model(stand_in.xp, communicator=ranks, graphs=False)
+        model = gpu_model(stand_in.xp, communicator=ranks)
         model.parts = 1 + ranks.rank
-        loss = model.forward_backward(batches, 0.1, (1, 1))
-        return float(loss), to_host(model.parameters.grad)
+        found = []
+        for _ in range(2):
+            loss = model.forward_backward(batches, 0.1, (1, 1))
+            found.append((float(loss), to_host(model.parameters.grad).copy()))
+        return found
 
-    for other, found in run_ranks(3, work):
-        assert_close(other, loss, "float32")
-        assert_close(found, float64_model.parameters.grad, "float32")
+    for found in run_ranks(3, work):
+        for other, gradient in found:
+            assert_close(other, loss, "float32")
+            assert_close(gradient, float64_model.parameters.grad, "float32")
 
 
 def few_rows(monkeypatch, most):
