@@ -8,11 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from minitransformer.engine.autograd import no_grad
 from minitransformer.model.transformer import Transformer, training_loss
 from minitransformer.settings.config import ModelConfig
-from minitransformer.translation.beam_search import BeamSearch
-from minitransformer.translation.incremental_decoding import CachedDecoder
+from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.translation.batch_translation import translate_ids
 from support.scripts import ROOT
 
 FILE = ROOT / "examples" / "one_file.py"
@@ -82,19 +81,8 @@ def test_it_learns_and_finds_what_the_package_finds(one, model):
     for english, german in pairs:
         text, score = one["translate"](copy, english)
         right += text == german
-        with no_grad():
-            decoder = CachedDecoder(model, one["to_ids"]([english]), 4)
-            search = BeamSearch(
-                decoder,
-                sentences=np.arange(1),
-                max_lengths=np.array([49]),
-                beam_size=4,
-                alpha=0.6,
-                nbest=1,
-            )
-            while not (ended := search.step()):
-                pass
-        [[_, [best]]] = ended
+        ids = one["to_ids"]([english])[0, :-1].tolist()
+        [[best]] = translate_ids(model, [ids], DecodingConfig(max_len_b=50))
         words = [one["WORDS"][i] for i in best.tokens]
         assert one["TOKEN"].findall(text) == words
         assert score == pytest.approx(best.score, rel=1e-5)

@@ -44,24 +44,6 @@ def test_lines_have_the_text_of_a_page(page, lines):
     assert "".join(x.source + x.behind for x in found) == page
 
 
-START = '<b title="&quot;x&quot;">'
-
-
-@pytest.mark.parametrize(
-    ("write", "expected"),
-    [
-        (str.upper, "A &amp; B</b>."),
-        (lambda text: text + " <i>&lt;", "a &amp; b</b>. &lt;i&gt;&amp;lt;"),
-        (lambda text: text[1:], "a &amp; b</b>."),
-        (lambda text: text[::-1], "a &amp; b</b>."),
-    ],
-    ids=["tags stay", "text is escaped", "a tag is lost", "tags change places"],
-)
-def test_tags_come_back_byte_for_byte(write, expected):
-    _, line = html_lines(f"<p>{START}a &amp; b</b>.</p>")
-    assert line.with_text(write(line.text)) == f"{START}{expected}</p>"
-
-
 PAGES = {
     '<i title="&quot; on=&quot;f()">The door is open.</i>': (
         '<i title="&quot; on=&quot;f()">Die Tür ist offen.</i>'
