@@ -3,7 +3,6 @@
 Nothing is trained here.
 """
 
-import errno
 import json
 import os
 import re
@@ -30,21 +29,32 @@ def parse(*flags):
     return train.parse_arguments([str(flag) for flag in flags])
 
 
+TEXT = "--train-source a --train-target b --val-source c --val-target d".split()
+
+
+@pytest.fixture
+def files(place):
+    """The text that TEXT names: a few lines."""
+    for name in "abcd":
+        (place / name).write_text("x y\n" * 3)
+    return {"train": (f"{place}/a", f"{place}/b"), "val": (f"{place}/c", f"{place}/d")}
+
+
 # The command line
 
-# The exit code, the flags, and what the last line of the error says.
+# The exit code, the flags (TEXT is above), and what the last line of the error says.
 WRONG = """\
 2 | --resume x --run y | --vocabulary and --dry-run are for a new
 2 | --resume x --config tiny | --vocabulary and --dry-run are for a new
 2 | --resume x --dry-run | --vocabulary and --dry-run are for a new
 2 | --resume x --from y | --vocabulary and --dry-run are for a new
 2 | --resume --dry-run | --vocabulary and --dry-run are for a new
-2 | --ranks 2 --device cuda | --ranks starts processes on CPUs
+2 | TEXT --ranks 2 --device cuda | --ranks starts processes on CPUs
 2 | --gpus 2 | --gpus expects --device cuda, got cpu
-2 | --gpus 2 --device cuda:1 | --gpus expects --device cuda, got cuda:1
+2 | TEXT --gpus 2 --device cuda:1 | --gpus expects --device cuda, got cuda:1
 2 | --eager | --eager does nothing with --device cpu
 2 | --dry-run --ranks 2 | in one process: leave out --ranks and --gpus
-2 | --dry-run --gpus 2 --device cuda | in one process: leave out --ranks and --gpus
+2 | TEXT --dry-run --gpus 2 --device cuda | in one process: leave out --ranks and --gpus
 2 | --ranks 0 | --ranks: expected a whole number of at least 1
 2 | --threads 0 | --threads: expected a whole number of at least 1
 2 | --dropout none | --dropout: expected a number, got 'none'
@@ -72,30 +82,36 @@ WRONG = """\
 1 | --data . --source en --target de | expected train.en and train.de
 2 | --train-source a | expected --train-source and --train-target
 2 | --val-source a | expected --train-source and --train-target
-1 | --train-source a --train-target b | found none at
-2 | --train-source t --train-target u --test-target t | --test-source and -
-2 | --train-source t --train-target u --data . | do not go with file names
-2 | --train-source t --train-target t | two files, or a .tmx
-2 | --train-source t.tmx --train-target t.tmx | two files, or a .tmx
-1 | --train-source t --train-target ./t | expected a target, got the source
-2 | --best-by bleu --validate-bleu 0 | expects --validate-bleu above 0, got
-2 | --train-source t --train-target u --best-by loss | expects validation
+1 | --train-source x --train-target y | found none at
+2 | --train-source a --train-target b --test-target a | --test-source and -
+2 | --train-source a --train-target b --data . | do not go with file names
+2 | --train-source a --train-target a | two files, or a .tmx
+2 | --train-source a.tmx --train-target a.tmx | two files, or a .tmx
+1 | --train-source a --train-target ./a | expected a target, got the source
+2 | TEXT --best-by bleu --validate-bleu 0 | expects --validate-bleu above 0, got
+2 | --train-source a --train-target b --best-by loss | expects validation
 1 | --resume nowhere | expected a run directory, found no nowhere
 1 | --resume | expected a training run in
 2 | --max-positions 99 | --max-positions; did you mean --config?
 2 | --beam 0 | --beam: expected at least 1, got 0
-2 | --device cpu --precision fp16 | fp32 or bf16 with --device cpu
-2 | --device tpu | --device: expected cpu, cuda or cuda:N, got 'tpu'
+2 | TEXT --device cpu --precision fp16 | fp32 or bf16 with --device cpu
+2 | TEXT --device tpu | --device: expected cpu, cuda or cuda:N, got 'tpu'
 1 | --ranks 2 --data no --source en --target de | expected a folder
+1 | --train-source pipe --train-target b | pipe: expected a file, got a pipe
+1 | --train-source folder --train-target b | folder: expected a file, got a folder
+1 | --data folder --source en --target de | train.en: expected a file, got a folder
+1 | TEXT --cache a/c | .model: Not a directory; --cache names another folder
+1 | TEXT --run a/r | a/r: Not a directory; --run names another folder, --re
+2 | TEXT --positions learned --max-length 600 | positions (max_positions), 512, got 600
 """
 
 
 @pytest.mark.parametrize(("code", "flags", "message"), rows(WRONG))
-def test_bad_arguments_get_one_line(place, flags, code, message):
-    for name in ("t", "u"):
-        (place / name).write_text("a b c\n")
-    if "--device" in flags or "--best-by bleu" in flags:
-        flags += " --train-source t --train-target u --val-source t --val-target u"
+def test_bad_arguments_get_one_line(place, files, flags, code, message):
+    os.mkfifo("pipe")
+    (place / "folder" / "train.en").mkdir(parents=True)
+    (place / "folder" / "train.de").write_text("a b c\n")
+    flags = flags.replace("TEXT", " ".join(TEXT))
     found, _, error = run_main(train.main, *flags.split())
     last = error.splitlines()[-1]
     assert (found, message in last) == (int(code), True), error
@@ -115,17 +131,6 @@ def test_the_help_shows_twenty_flags_and_on_request_all():
 
 
 # The settings and the run directory
-
-
-TEXT = "--train-source a --train-target b --val-source c --val-target d".split()
-
-
-@pytest.fixture
-def files(place):
-    """The text that TEXT names: a few lines."""
-    for name in "abcd":
-        (place / name).write_text("x y\n" * 3)
-    return {"train": (f"{place}/a", f"{place}/b"), "val": (f"{place}/c", f"{place}/d")}
 
 
 def settings(*flags):
@@ -203,40 +208,6 @@ def test_an_empty_name_is_refused(place, flag):
     expected = f"argument --{flag}: expected a name, got an empty one"
     assert (code, error) == (2, f"train.py: error: {expected}\n")
     assert sorted(place.rglob("*")) == before
-
-
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
-@pytest.mark.parametrize("how", ["named", "found"])
-def test_text_is_a_file_that_can_be_read_again(place, kind, how):
-    make = os.mkfifo if kind == "pipe" else os.mkdir
-    make(place / "train.en")
-    (place / "train.de").write_text("x\n")
-    flags = "--train-source train.en --train-target train.de"
-    if how == "found":
-        flags = "--data . --source en --target de"
-    code, _, error = run_main(train.main, *flags.split(), "--dry-run")
-    assert (code, error.count("\n")) == (1, 1)
-    assert f"train.en: expected a file, got a {kind}" in error
-
-
-@pytest.mark.parametrize(
-    ("flags", "advice"),
-    [
-        ("--cache full/c", "full/c: Permission denied; --cache names another folder"),
-        ("--run full/r", "full/r: Permission denied; --run names another folder, --re"),
-    ],
-)
-def test_a_folder_that_cannot_be_made_is_named_with_its_flag(
-    files, monkeypatch, flags, advice
-):
-    def mkdir(path, *rest, real=os.mkdir, **options):
-        if "full" in str(path):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        real(path, *rest, **options)
-
-    monkeypatch.setattr(os, "mkdir", mkdir)
-    code, _, error = run_main(train.main, *TEXT, *flags.split())
-    assert (code, error.count("\n"), advice in error) == (1, 1, True), error
 
 
 @pytest.mark.parametrize("flag", ["--patience", "--validate-every", "--validate-bleu"])

@@ -646,15 +646,6 @@ def test_the_text_of_every_split_is_compared(start, text):
         path.write_text(before)
 
 
-def test_fewer_positions_than_tokens_are_refused_before_training(start):
-    settings = {**json.loads(SETTINGS), "max_positions": 20, "positions": "learned"}
-    Path("limits.json").write_text(json.dumps(settings))
-    error = start("--config", "limits.json", "--run", "run", code=2)
-    assert error.count("\n") == 1
-    assert "at most the learned positions (max_positions), 20, got 256" in error
-    assert not Path("run").exists()
-
-
 # Without a run
 
 
