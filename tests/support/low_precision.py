@@ -1,11 +1,14 @@
 """What the tests of oneDNN's kernels share: a model, matrices, and what stands in."""
 
+import weakref
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
+import translate
 from minitransformer.backends.onednn.library import EXP, RELU, OneDnn
+from support.in_process import run_main
 from support.models import tiny_config
 
 CONFIG = tiny_config(vocab_size=90, d_model=16, d_ff=40)
@@ -26,6 +29,29 @@ def write_corpus(folder):
         rows = [" ".join(rng.choice(["ab", "ba", "c"], 4)) for _ in range(count)]
         for side in ("en", "de"):
             Path(folder, f"{split}.{side}").write_text("\n".join(rows) + "\n")
+
+
+def assert_translates_alike(run, precision):
+    """Require the same translation in float32 and in a precision."""
+    outputs = []
+    for asked in ("fp32", precision):
+        flags = "--model", run, "--precision", asked, "ab ba c ab"
+        code, out, errors = run_main(translate.main, *flags)
+        assert code == 0, errors
+        outputs.append(out)
+    assert outputs[0] == outputs[1] != ""
+
+
+def references(monkeypatch, module, name):
+    """Return a list that gets a reference to each thing that a function makes."""
+    made, make = [], getattr(module, name)
+
+    def recorded(*arguments):
+        made.append(weakref.ref(thing := make(*arguments)))
+        return thing
+
+    monkeypatch.setattr(module, name, recorded)
+    return made
 
 
 def parameters(rng, *shapes):

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import weakref
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import train
-import translate
 from minitransformer.backends.onednn import bfloat16
 from minitransformer.engine import ops
 from minitransformer.engine.autograd import PRIMITIVES, Tensor
@@ -24,8 +22,10 @@ from support.low_precision import (
     CONFIG,
     FLAGS,
     assert_near,
+    assert_translates_alike,
     library,
     parameters,
+    references,
     rounded,
     write_corpus,
 )
@@ -165,13 +165,7 @@ def test_a_run_learns_and_translates(kernels, tmp_path, monkeypatch):
     assert "products in bf16" in log
     assert losses["bf16"] != losses["fp32"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
-    outputs = []
-    for asked in ("fp32", "bf16"):
-        names = "--model", "bf16", "--precision", asked, "ab ba c ab"
-        code, out, errors = run_main(translate.main, *names)
-        assert code == 0, errors
-        outputs.append(out)
-    assert outputs[0] == outputs[1] != ""
+    assert_translates_alike("bf16", "bf16")
 
 
 def test_the_loss_of_large_logits_is_finite(kernels):
@@ -190,13 +184,7 @@ def test_what_was_rounded_follows_the_parameters_and_goes_with_them(
     kernels, monkeypatch
 ):
     """One rounding of the vector serves all matrices, and is freed with the model."""
-    made, make = [], bfloat16.shared_zeros
-
-    def recorded(*shape_and_type):
-        made.append(weakref.ref(array := make(*shape_and_type)))
-        return array
-
-    monkeypatch.setattr(bfloat16, "shared_zeros", recorded)
+    made = references(monkeypatch, bfloat16, "shared_zeros")
     model = Transformer(CONFIG, seed=1)
     buffer = ParameterBuffer(model)
     weight = model.encoder[0].feed_forward.weight_1

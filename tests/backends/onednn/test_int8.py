@@ -3,7 +3,6 @@
 import gc
 import importlib
 import sys
-import weakref
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import train
-import translate
 from minitransformer import load
 from minitransformer.backends.onednn import int8
 from minitransformer.engine import ops
@@ -21,7 +19,15 @@ from minitransformer.model.parameters import ParameterBuffer
 from minitransformer.model.transformer import Transformer
 from support.cuda import backend_for
 from support.in_process import run_main
-from support.low_precision import CONFIG, FLAGS, assert_near, parameters, write_corpus
+from support.low_precision import (
+    CONFIG,
+    FLAGS,
+    assert_near,
+    assert_translates_alike,
+    parameters,
+    references,
+    write_corpus,
+)
 
 
 @no_grad()
@@ -37,18 +43,6 @@ def kernels():
         opened = int8.open_kernels.__wrapped__()
         with backend_for(np.ndarray, backend=opened.backend()):
             yield opened
-
-
-def record_matrices(monkeypatch):
-    """Return a list that gets a reference to each matrix of integers that is made."""
-    made, make = [], int8.Int8Matrix
-
-    def recorded(*arrays):
-        made.append(weakref.ref(matrix := make(*arrays)))
-        return matrix
-
-    monkeypatch.setattr(int8, "Int8Matrix", recorded)
-    return made
 
 
 def rounded(x, axis):
@@ -134,7 +128,7 @@ def test_other_matrices_are_multiplied_in_float32(kernels):
 
 @no_grad()
 def test_integers_follow_the_parameters_and_go_with_them(kernels, monkeypatch):
-    made = record_matrices(monkeypatch)
+    made = references(monkeypatch, int8, "Int8Matrix")
     model = Transformer(CONFIG, seed=1)
     buffer = ParameterBuffer(model)
     weight, table = model.encoder[0].feed_forward.weight_1, model.embedding.table
@@ -158,15 +152,9 @@ def test_a_run_is_translated_in_int8(kernels, tmp_path, monkeypatch):
     write_corpus(tmp_path)
     code, _, errors = run_main(train.main, *FLAGS, "--steps", 20, "--run", "run")
     assert code == 0, errors
-    made = record_matrices(monkeypatch)
+    made = references(monkeypatch, int8, "Int8Matrix")
     monkeypatch.setattr(int8, "open_kernels", lambda: kernels)
-    outputs = []
-    for precision in ("fp32", "int8"):
-        names = "--model", "run", "--precision", precision, "ab ba c ab"
-        code, out, errors = run_main(translate.main, *names)
-        assert code == 0, errors
-        outputs.append(out)
-    assert outputs[0] == outputs[1] != ""
+    assert_translates_alike("run", "int8")
     # Before workers are forked: 4 + 7 products of both layers, and the embedding.
     made.clear()
     load("run", precision="int8")
