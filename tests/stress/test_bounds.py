@@ -172,15 +172,11 @@ def test_the_page(folder, model):
                 asked = {"q": asked, **pair, "alternatives": beam - 1}
                 body = json.dumps(asked).encode()
                 assert len(body) <= MAX_BODY
+                url = "http://127.0.0.1:18765/translate"
+                json_type = {"Content-Type": "application/json"}
+                request = urllib.request.Request(url, body, json_type)
                 began = time.monotonic()
-                urllib.request.urlopen(
-                    urllib.request.Request(
-                        "http://127.0.0.1:18765/translate",
-                        body,
-                        {"Content-Type": "application/json"},
-                    ),
-                    timeout=600,
-                ).read()
+                urllib.request.urlopen(request, timeout=600).read()
                 seconds = time.monotonic() - began
                 decoding = DecodingConfig(beam=beam)
                 each = np.full(4, 1024)

@@ -255,6 +255,14 @@ def test_ranks_with_other_settings_are_refused(place, data):
     assert not (place / "run" / "config.json").exists()
 
 
+def find_mpi(monkeypatch, environ, connected):
+    """Look for an MPI that connects so many ranks; return what was found, and it."""
+    world = types.SimpleNamespace(Get_size=lambda: connected)
+    mpi = types.SimpleNamespace(COMM_WORLD=world)
+    monkeypatch.setattr(distributed, "import_extra", lambda *args: mpi)
+    return distributed.find_mpi(environ), mpi
+
+
 @pytest.mark.parametrize(
     ("environ", "size"),
     [
@@ -266,10 +274,8 @@ def test_ranks_with_other_settings_are_refused(place, data):
     ],
 )
 def test_launchers_say_how_many_ranks_there_are(monkeypatch, environ, size):
-    world = types.SimpleNamespace(Get_size=lambda: size)
-    mpi = types.SimpleNamespace(COMM_WORLD=world)
-    monkeypatch.setattr(distributed, "import_extra", lambda *args: mpi)
-    assert distributed.find_mpi(environ) is (mpi if size else None)
+    found, mpi = find_mpi(monkeypatch, environ, size)
+    assert found is (mpi if size else None)
 
 
 @pytest.mark.parametrize(
@@ -281,11 +287,8 @@ def test_launchers_say_how_many_ranks_there_are(monkeypatch, environ, size):
     ],
 )
 def test_ranks_that_no_mpi_connects_are_refused(monkeypatch, environ):
-    alone = types.SimpleNamespace(Get_size=lambda: 1)
-    mpi = types.SimpleNamespace(COMM_WORLD=alone)
-    monkeypatch.setattr(distributed, "import_extra", lambda *args: mpi)
     with pytest.raises(RuntimeError, match="started 4 ranks, but mpi4py connects 1"):
-        distributed.find_mpi(environ)
+        find_mpi(monkeypatch, environ, 1)
 
 
 def test_without_mpi_one_line_says_how_to_install_it(monkeypatch):
