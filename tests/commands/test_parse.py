@@ -176,24 +176,28 @@ def test_counts_worked_out_by_hand(tmp_path):
     assert twice == (6, 7, 6)
 
 
+def linearise(folder, text, options, name="train"):
+    """Run the command; return the words and the sequences of a split."""
+    (folder / "penn.mrg").write_text(text)
+    command = ["linearise", str(folder), str(folder / "penn.mrg"), *options.split()]
+    assert parsing.main(command) == 0
+    return [(folder / f"{name}.{x}").read_text() for x in ("words", "tree")]
+
+
 def test_trees_become_sequences_and_return_by_the_commands(tmp_path, capsys):
-    (tmp_path / "penn.mrg").write_text(PENN)
-    (tmp_path / "more.mrg").write_text(GOLD)
-    files = [str(tmp_path / name) for name in ("penn.mrg", "more.mrg")]
-    data = tmp_path / "data"
-    split = ["--split", "train=3", "test"]
-    assert parsing.main(["linearise", str(data), *files, *split]) == 0
+    words, trees = linearise(tmp_path, PENN + GOLD, "--split train=3 test")
     assert "test: 1 trees, 8 words" in capsys.readouterr().out
-    assert (data / "train.mrg").read_text() == "".join(f"{x}\n" for x in PLAIN)
-    assert (data / "train.tree").read_text() == f"{SEQUENCE}\nbNP NN eNP\n\n"
-    assert len((data / "train.words").read_text().split("\n")) == 4
-    back = ["restore", str(data / "train.tree"), str(data / "train.words")]
+    plain = "".join(f"{x}\n" for x in PLAIN)
+    assert (tmp_path / "train.mrg").read_text() == plain
+    assert trees == f"{SEQUENCE}\nbNP NN eNP\n\n"
+    assert words.count("\n") == 3
+    back = ["restore", *(str(tmp_path / f"train.{x}") for x in ("tree", "words"))]
     assert parsing.main(back) == 0
-    assert capsys.readouterr().out.splitlines() == PLAIN
+    assert capsys.readouterr().out == plain
     assert parsing.main([*back, "--output", str(tmp_path / "trees")]) == 0
-    assert (tmp_path / "trees").read_text() == (data / "train.mrg").read_text()
-    gold, test = str(data / "train.mrg"), str(tmp_path / "trees")
-    assert parsing.main(["score", gold, test]) == 0
+    assert (tmp_path / "trees").read_text() == plain
+    files = [str(tmp_path / name) for name in ("train.mrg", "trees")]
+    assert parsing.main(["score", *files]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert rows[2].split() == ["F1", "100.00"]
 
@@ -217,27 +221,20 @@ def test_automatic_trees_join_the_treebank_by_one_command(tmp_path, monkeypatch)
 
 def test_constituents_become_training_pairs_of_their_own(tmp_path):
     """Only of the first split, of two words or more, and once each."""
-    (tmp_path / "penn.mrg").write_text(PENN + GOLD + GOLD)
-    command = ["linearise", str(tmp_path), str(tmp_path / "penn.mrg")]
-    options = "--split train=4 val --parts NP PP X".split()
-    assert parsing.main([*command, *options]) == 0
-    lines = (tmp_path / "train.words").read_text().split("\n")
-    assert len(lines) == 4 + 4 + 1
-    assert lines[4:] == ["The board", r"1\/2 -LRB- its -RRB-", "The dog", "from it", ""]
-    sequences = (tmp_path / "train.tree").read_text().split("\n")
-    assert sequences[7] == "bPP IN bNP PRP eNP ePP"
+    options = "--split train=4 val --parts NP PP X"
+    words, trees = linearise(tmp_path, PENN + GOLD + GOLD, options)
+    first, second = "The board", r"1\/2 -LRB- its -RRB-"
+    assert words.split("\n")[4:] == [first, second, "The dog", "from it", ""]
+    assert trees.split("\n")[7] == "bPP IN bNP PRP eNP ePP"
     assert (tmp_path / "val.mrg").read_text() == GOLD + "\n"
 
 
 def test_numbers_stand_before_words_and_tags(tmp_path):
-    (tmp_path / "penn.mrg").write_text(GOLD)
-    command = ["linearise", str(tmp_path), str(tmp_path / "penn.mrg"), "--numbered"]
-    assert parsing.main(command) == 0
-    [line] = (tmp_path / "train.numbered").read_text().splitlines()
-    assert line == "1 The 2 dog 3 , 4 ran 5 away 6 from 7 it 8 ."
-    [line] = (tmp_path / "train.tree").read_text().splitlines()
-    assert line.startswith("bS bNP 1 DT 2 NN eNP 3 , bVP 4 VBD bPRT 5 RP ePRT")
-    assert (tmp_path / "train.words").read_text() == "The dog , ran away from it .\n"
+    words, trees = linearise(tmp_path, GOLD, "--numbered")
+    assert words == "The dog , ran away from it .\n"
+    assert trees.startswith("bS bNP 1 DT 2 NN eNP 3 , bVP 4 VBD bPRT 5 RP ePRT")
+    numbered = (tmp_path / "train.numbered").read_text()
+    assert numbered == "1 The 2 dog 3 , 4 ran 5 away 6 from 7 it 8 .\n"
 
 
 FOUR = "(S (X (A a) (A b)) (A c) (A d))"

@@ -172,6 +172,7 @@ CHANGES = st.sampled_from(["{0}", "{1}{0}{1}", "{2}", "{3}", "{4}", ""])
     st.lists(FRAGMENTS).map("".join), st.lists(MARKUP_OF_MODELS).map("".join), CHANGES
 )
 @example("<p><b title='&quot;'>a &amp; b</b>.</p>", "&lt;", "{2}")  # a tag is lost
+@example("<i>a</i> <b>b</b>", "", "{3}")  # tags change places
 def test_no_translation_changes_a_tag_or_lets_markup_in(page, written, change):
     """Whether the model adds text to that of the line, loses some or turns it round."""
 

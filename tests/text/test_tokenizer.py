@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 import os
 import re
 from collections import Counter
@@ -116,29 +117,31 @@ def trained(**settings):
     return model.getvalue()
 
 
+OTHER_SETTINGS = """
+{}
+{"model_type": "unigram", "vocab_size": 60}
+{"model_type": "char"}
+{"model_type": "word"}
+{"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
+{"pad_id": 3, "bos_id": -1, "eos_id": -1}
+{"byte_fallback": true, "vocab_size": 330}
+{"control_symbols": ["<pad>"]}
+{"normalization_rule_name": "identity", "user_defined_symbols": ["<x>"]}
+"""
+# Pieces whose lengths in bytes take one byte and two.
+LONG_NAMES = {
+    "unk_piece": "u" * 128, "pad_piece": "[PAD]", "bos_piece": "b" * 119,
+    "eos_piece": "[SEP]" * 40, "character_coverage": 1.0,
+    "pad_id": 9, "unk_id": 7, "bos_id": 8, "eos_id": 5,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"model_type": "unigram", "vocab_size": 60},
-        {"model_type": "char"},
-        {"model_type": "word"},
-        {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3},
-        {"pad_id": 3, "bos_id": -1, "eos_id": -1},
-        {"byte_fallback": True, "vocab_size": 330},
-        {"control_symbols": ["<pad>"]},
-        {"normalization_rule_name": "identity", "user_defined_symbols": ["<x>"]},
-        {
-            "unk_piece": "u" * 128, "pad_piece": "[PAD]", "bos_piece": "b" * 119,
-            "eos_piece": "[SEP]" * 40, "character_coverage": 1.0,
-            "pad_id": 9, "unk_id": 7, "bos_id": 8, "eos_id": 5,
-        },
-    ],
-    ids=str,
-)  # fmt: skip
+    "settings", [*OTHER_SETTINGS.split("\n")[1:-1], json.dumps(LONG_NAMES)]
+)
 def test_text_is_cut_as_the_file_says_whatever_its_ids_are(tmp_path, settings):
     file = tmp_path / "own.model"
-    file.write_bytes(trained(**settings))
+    file.write_bytes(trained(**json.loads(settings)))
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(file))
     ours = Tokenizer.read(file)
     for line in OTHERS:
@@ -148,24 +151,22 @@ def test_text_is_cut_as_the_file_says_whatever_its_ids_are(tmp_path, settings):
         assert ours.decode([ids]) == [theirs.decode(expected)]
         unknown = [i == theirs.unk_id() for i in expected]
         assert [i == 1 for i in ids] == unknown
-    names = "<pad>", "<s>", "</s>"
-    found = zip((theirs.pad_id(), theirs.bos_id(), theirs.eos_id()), names, strict=True)
     known = theirs.id_to_piece(list(range(len(theirs))))
-    missing = sum(i < 0 and name not in known for i, name in found)
-    assert ours.vocab_size == len(theirs) + missing
+    ids = {"<pad>": theirs.pad_id(), "<s>": theirs.bos_id(), "</s>": theirs.eos_id()}
+    missing = [name for name in ids.keys() - {*known} if ids[name] < 0]
+    assert ours.vocab_size == len(theirs) + len(missing)
     assert len(set(ours.pieces(range(ours.vocab_size)))) == ours.vocab_size
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"treat_whitespace_as_suffix": True}, {"remove_extra_whitespaces": False},
-     {"treat_whitespace_as_suffix": True, "remove_extra_whitespaces": False},
-     {"add_dummy_prefix": False}, {"split_by_whitespace": False},
-     {"allow_whitespace_only_pieces": True}],
-    ids=str,
-)  # fmt: skip
+    """treat_whitespace_as_suffix=1 remove_extra_whitespaces=0 add_dummy_prefix=0
+    treat_whitespace_as_suffix=1,remove_extra_whitespaces=0 split_by_whitespace=0
+    allow_whitespace_only_pieces=1""".split(),
+)
 def test_spaces_come_out_as_they_went_in_whatever_a_model_does_with_them(settings):
-    ours = Tokenizer(trained(vocab_size=120, **settings))
+    flags = dict(flag.split("=") for flag in settings.split(","))
+    ours = Tokenizer(trained(vocab_size=120, **flags))
     lines = [*LINES[:3], "die", "a"]
     assert ours.decode(ours.encode(lines)) == lines
     assert ours.encode(["", "   ", " \xa0\xad\u200b"]) == [[]] * 3

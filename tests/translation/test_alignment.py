@@ -140,29 +140,24 @@ def test_given_translations_are_aligned(translator, model_path, tmp_path):
     (tmp_path / "targets").write_text("".join(f"{line}\n" for line in targets))
     flags = ["--model", model_path, "--score", str(tmp_path / "targets")]
     _, plain, _ = run_translate(*flags, *lines)
-    code, out, _ = run_translate(*flags, "--alignment", *lines)
-    expected = zip(plain.splitlines(), links, strict=True)
-    assert (code, out.split("\n")[:-1]) == (
-        0,
-        [f"{scores}\t{pharaoh(pair)}" for scores, pair in expected],
-    )
+    _, out, _ = run_translate(*flags, "--alignment", *lines)
+    expected = zip(plain.splitlines(), map(pharaoh, links), strict=True)
+    assert out == "".join(f"{scores}\t{pairs}\n" for scores, pairs in expected)
 
 
 def test_the_command_writes_pairs(translator, model_path):
     flags = ["--model", model_path, *SHORT, "--alignment"]
     config = replace(ALIGN, max_len_b=5, nbest=2)
     [found] = translator.hypotheses(["the cat"], config)
-    texts, pairs = zip(*((h.text, pharaoh(h.alignment)) for h in found), strict=True)
-    code, out, _ = run_translate(*flags, "the cat", "")
-    assert (code, out) == (0, f"{texts[0]} ||| {pairs[0]}\n ||| \n")
+    rows = [(h.text, f"{h.score:.4f}", pharaoh(h.alignment)) for h in found]
+    best, _, pairs = rows[0]
+    _, out, _ = run_translate(*flags, "the cat", "")
+    assert out == f"{best} ||| {pairs}\n ||| \n"
     _, out, _ = run_translate(*flags, "--nbest", "2", "the cat")
-    assert out.split("\n")[:-1] == [
-        f"0 ||| {text} ||| {h.score:.4f} ||| {links}"
-        for text, h, links in zip(texts, found, pairs, strict=True)
-    ]
+    assert out == "".join(" ||| ".join(("0", *row)) + "\n" for row in rows)
     _, out, _ = run_translate(*flags, "--json", "the cat")
     [best] = json.loads(out)["translations"]
-    assert best["alignment"] == [list(link) for link in found[0].alignment]
+    assert best["alignment"] == [[*link] for link in found[0].alignment]
 
 
 @pytest.mark.parametrize("blank", ["", "  "])
