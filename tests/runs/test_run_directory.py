@@ -10,14 +10,13 @@ import pytest
 
 from minitransformer.runs import run_directory
 from minitransformer.runs.run_directory import RunDirectory, new_directory
-from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.config import TrainingConfig
 from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.system import files
 from support.locks import held_elsewhere
+from support.runs import SETTINGS
 
-TEXT = {"train": ("train.en", "train.de")}
-DECODING = DecodingConfig(beam=7, nbest=3)
-RUN = RunConfig("tiny", ModelConfig(), TrainingConfig(), DECODING, TEXT)
+RUN = replace(SETTINGS, decoding=DecodingConfig(beam=7, nbest=3))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Fine-tuning: what a new model takes over from a trained one, number by number."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,33 +14,20 @@ from minitransformer.runs.starting_point import (
     first_checkpoint,
     first_tokenizer,
 )
-from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
-from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.config import ModelConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.tokenizer import Tokenizer
 from support.models import CAT_LINES, save_small_model
+from support.runs import SETTINGS
 
 OTHER_LINES = [line.replace("mat", "tam") for line in CAT_LINES]
-
-
-def run_from(config, start, vocabulary=None):
-    """The settings of a run that begins from another model."""
-    return RunConfig(
-        "x",
-        config,
-        TrainingConfig(),
-        DecodingConfig(),
-        text={"train": ("a", "b")},
-        vocabulary=vocabulary,
-        start=start,
-    )
 
 
 def test_everything_is_taken_over_with_the_vocabulary(model_path):
     other = checkpoint.load(Path(model_path))
     config, start = choose_model(Path(model_path), {}, {"dropout": 0.4})
     assert vars(config) == {**vars(other.model.config), "dropout": 0.4}
-    settings = run_from(config, start)
+    settings = replace(SETTINGS, model=config, start=start)
     begun, copied = first_checkpoint(settings, train=None, cache=None, cores=1)
     assert begun.tokenizer.model == other.tokenizer.model
     expected = dict(other.model.named_parameters())
@@ -75,7 +63,8 @@ def test_a_vocabulary_that_is_named_replaces_one_of_the_same_size(tmp_path, mode
     config, start = choose_model(Path(model_path), {}, {})
     learned = Tokenizer.train(OTHER_LINES, 50)
     (tmp_path / "own.model").write_bytes(learned.model)
-    settings = run_from(config, start, str(tmp_path / "own.model"))
+    vocabulary = str(tmp_path / "own.model")
+    settings = replace(SETTINGS, model=config, start=start, vocabulary=vocabulary)
     other = checkpoint.load(Path(model_path))
     tokenizer = first_tokenizer(settings, other, train=None, cache=None, cores=1)
     assert tokenizer.model == learned.model != other.tokenizer.model

@@ -6,7 +6,18 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from minitransformer.runs.run_directory import RunDirectory
+from minitransformer.settings.config import ModelConfig, RunConfig, TrainingConfig
+from minitransformer.settings.decoding_config import DecodingConfig
 from support.scripts import TIMINGS
+
+# The settings of a run, where a test has no others.
+SETTINGS = RunConfig(
+    preset="tiny",
+    model=ModelConfig(),
+    training=TrainingConfig(),
+    decoding=DecodingConfig(),
+    text={"train": ("a", "b")},
+)
 
 
 def metrics(run):

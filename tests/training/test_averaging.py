@@ -1,6 +1,7 @@
 """The mean that a run ends with, against means in plain NumPy."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,13 @@ from minitransformer.runs import checkpoint
 from minitransformer.runs.checkpoint import Checkpoint
 from minitransformer.runs.run_directory import RunDirectory
 from minitransformer.runs.state import RunState
-from minitransformer.settings.config import RunConfig, TrainingConfig
-from minitransformer.settings.decoding_config import DecodingConfig
+from minitransformer.settings.config import TrainingConfig
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.training.averaging import average_last, best_number
 from minitransformer.training.parallel import CpuModel
 from support.models import CAT_LINES, tiny_config
 from support.ranks import run_ranks
+from support.runs import SETTINGS
 
 CONFIG = tiny_config(vocab_size=40)
 
@@ -91,7 +92,7 @@ def test_a_run_that_goes_by_bleu_is_averaged_by_it(ended):
     ended.save(ended.run.best, ended.saved[0], loss=1.0, bleu=9.5)
     training = TrainingConfig(best_by="bleu", validate_bleu=7)
     texts = {"train": ("a", "b"), "val": ("c", "d")}
-    settings = RunConfig("tiny", CONFIG, training, DecodingConfig(), texts)
+    settings = replace(SETTINGS, training=training, text=texts)
     ended.run.config.write_text(settings.to_json())
     _, _, lines = ended.end(costs=[-5, -9, -9, -7], best_by="bleu")
     assert lines[1] == "average 2   validation BLEU 9.00"

@@ -20,13 +20,11 @@ from minitransformer.backends.devices import connect_ranks
 from minitransformer.backends.onednn import bfloat16
 from minitransformer.runs import checkpoint
 from minitransformer.runs.run_directory import RunDirectory
-from minitransformer.settings.config import RunConfig, TrainingConfig
-from minitransformer.settings.decoding_config import DecodingConfig
 from minitransformer.training import distributed
 from minitransformer.training.lifecycle import TrainingRun
 from support.in_process import run_main
 from support.ranks import mpiexec, needs_mpi, run_ranks
-from support.runs import assert_same_results, steps
+from support.runs import SETTINGS, assert_same_results, steps
 from support.scripts import TRAIN, is_running, with_tests_on_path, write_random_text
 
 SMALL = (
@@ -88,10 +86,7 @@ def test_ranks_that_would_train_otherwise_are_told_why(
 ):
     """One has other text, another checkpoint or another kind of device."""
     start = checkpoint.load(Path(model_path))
-    texts = {"train": ("a", "b")}
-    settings = RunConfig(
-        "x", start.model.config, TrainingConfig(), DecodingConfig(), texts
-    )
+    settings = replace(SETTINGS, model=start.model.config)
 
     def work(ranks):
         changes = state if ranks.rank else {}
