@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from minitransformer.backends.cuda import device, nccl
 from minitransformer.backends.cuda.graphs import graph_memory
 from minitransformer.backends.cuda.philox import PhiloxStream
-from minitransformer.backends.cuda.training import GpuModel, padded_length
+from minitransformer.backends.cuda.training import GpuModel, PaddedBatch, padded_length
 from minitransformer.engine.autograd import Tensor
 from minitransformer.engine.backend import to_host
 from minitransformer.model.layers import sinusoids
@@ -194,6 +194,13 @@ def test_padded_lengths_are_few_and_waste_little(count):
     assert found - count < max(2, count / 16)
     assert padded_length(found) == found
     assert len({padded_length(n) for n in range(1, 257)}) == 64
+
+
+def test_padding_is_not_among_the_tokens_of_a_padded_batch(stand_in):
+    inputs, batch = PaddedBatch(stand_in.xp, 4, 8, 8), small_batch(1, 2)
+    inputs.fill(batch)
+    found = [(to_host(order) >= 0).sum() for order in inputs.sorted_tokens.values()]
+    assert found == [(ids > 0).sum() for ids in (batch.source, batch.target[:, :-1])]
 
 
 def test_libraries_that_are_missing_are_named(monkeypatch):
