@@ -172,7 +172,7 @@ WRONG = """\
 1 | --model en_de x | found nothing; did you mean en-de?
 1 | --model de-em x | found nothing; did you mean de-en?
 1 | --model en-de --model de-en Yes. | its direction differs from that of
-2 | --model en-de --model de-en --serve --tag <x> | --tag expects models of one dir
+2 | --serve --tag <x> | --tag expects models of one direction
 2 | --model en-de --model de-en --serve --glossary x | --glossary expects models of
 2 | --to de x | argument --to; did you mean --model?
 2 | --model MODEL --nbest 5 x | nbest: expected at most the beam (4), got 5
