@@ -49,8 +49,8 @@ class Unbroken:
         write_corpus(folder)
         self.always = ["--cache", folder / "cache", "--threads", 1]
         self.new = ["--run", self.run.path, *self.always, *FLAGS]
-        for side, language in (("source", "en"), ("target", "de")):
-            self.new += [f"--train-{side}", folder / f"train.{language}"]
+        self.new += ["--train-source", folder / "train.en"]
+        self.new += ["--train-target", folder / "train.de"]
         all_steps = {"save_every": 1, "keep_last": LONGEST, "average": 1}
         assert self.train(LONGEST, all_steps) == 0
         every = range(1, LONGEST + 1)
