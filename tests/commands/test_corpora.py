@@ -47,9 +47,13 @@ def test_what_does_not_arrive_whole_is_refused(server, tmp_path, name, cut, mess
     assert not list(tmp_path.iterdir())
 
 
-def sgml(*segments):
-    rows = "\n".join(f'<seg id="{i}"> {s} </seg>' for i, s in enumerate(segments))
-    return f"<srcset>\n<doc>\n{rows}\n</doc>\n</srcset>\n".encode()
+def text_of(member, lines):
+    """What a member of an archive is, by its name."""
+    if member.endswith(".sgm"):
+        lines = [f'<seg id="{i}"> {line} </seg>' for i, line in enumerate(lines)]
+        lines = ["<srcset>", "<doc>", *lines, "</doc>", "</srcset>"]
+    data = "".join(f"{line}\n" for line in lines).encode()
+    return gzip.compress(data) if member.endswith(".gz") else data
 
 
 def parts_of(first, second=None, en="a/t.en"):
@@ -136,17 +140,12 @@ def test_wmt14_end_to_end(server, tmp_path, monkeypatch, language):
     name = f"wmt14-en-{language}"
     contents, splits = {}, {}
     for split, parts in WMT14[name].items():
-        splits[split] = tuple(Part(p.archive, p.members, 2) for p in parts)
+        splits[split] = tuple(part._replace(lines=2) for part in parts)
         for part in parts:
             members = contents.setdefault(part.archive, {})
             for side, member in part.members.items():
                 lines = [f"{split} {side} &amp; {i}" for i in range(2)]
-                plain = "".join(x + "\n" for x in lines).encode()
-                if member.endswith(".sgm"):
-                    plain = sgml(*lines)
-                if member.endswith(".gz"):
-                    plain = gzip.compress(plain)
-                members[member] = plain
+                members[member] = text_of(member, lines)
     for url, members in contents.items():
         mode = "w" if url.endswith(".tar") else "w:gz"
         server.files["/" + url.split("/", 3)[3]] = archive(members, mode=mode)
