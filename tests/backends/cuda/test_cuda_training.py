@@ -197,7 +197,7 @@ def test_padded_lengths_are_few_and_waste_little(count):
 
 
 def test_padding_is_not_among_the_tokens_of_a_padded_batch(stand_in):
-    inputs, batch = PaddedBatch(stand_in.xp, 4, 8, 8), small_batch(1, 2)
+    inputs, batch = PaddedBatch(stand_in.xp, 4, 8, 4), small_batch(1, 2)
     inputs.fill(batch)
     found = [(to_host(order) >= 0).sum() for order in inputs.sorted_tokens.values()]
     assert found == [(ids > 0).sum() for ids in (batch.source, batch.target[:, :-1])]
