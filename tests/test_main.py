@@ -224,22 +224,3 @@ def test_errors_are_one_line(arguments, code, message, tmp_path, monkeypatch, ca
         line
     )
     assert {path.name for path in tmp_path.iterdir()} == {"penn", "pairs"}
-
-
-SMALL_TEXT = "--train-source text --train-target same --vocab-size 12"
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs a POSIX shell")
-@pytest.mark.parametrize(
-    ("command", "closed", "printed"),
-    [
-        ("translate.py 'Where is the station?'", "2>&-", "Wo ist der Bahnhof?\n"),
-        (f"train.py --dry-run {SMALL_TEXT}", ">&- 2>&-", ""),
-    ],
-)
-def test_streams_closed_before_the_start_do_no_harm(command, closed, printed, tmp_path):
-    for name in ("text", "same"):
-        (tmp_path / name).write_text("ab c ba ab c\n" * 24)
-    line = f"{sys.executable} {ROOT}/{command} {closed}"
-    done = subprocess.run(line, shell=True, capture_output=True, cwd=tmp_path)
-    assert (done.returncode, done.stdout.decode()) == (0, printed)

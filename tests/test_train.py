@@ -12,9 +12,13 @@ from support.scripts import SMALL_RUN, TRAIN, write_random_text
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a shell")
-@pytest.mark.parametrize("output", ["| head -n 1", "2> /dev/full >&2"])
+@pytest.mark.parametrize("output", ["| head -n 1", "2> /dev/full >&2", ">&- 2>&-"])
 def test_a_closed_or_broken_output_ends_no_training(tmp_path, output):
-    flags = *write_random_text(tmp_path), *SMALL_RUN, "--steps", "10", "--run", "run"
+    flags = (
+        *write_random_text(tmp_path),
+        *SMALL_RUN,
+        *"--steps 10 --threads 1 --run run".split(),
+    )
     script = f'"$@" {output}; exit "${{PIPESTATUS[0]}}"'
     command = ["bash", "-c", script, "bash", *TRAIN, *flags]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -326,6 +326,7 @@ def test_what_follows_two_dashes_is_a_sentence(model_path):
         ("", "<&-", 0, ""),
         ("", "0> x", 1, "translate.py: error: standard input: Bad file descriptor"),
         ("x", ">&-", 0, ""),
+        ("x", "2>&-", 0, ""),
         ("x", "> /dev/full", 1, "translate.py: error: No space left on device"),
         ("--input many --buffer 10", "| head -n 1", 141, ""),
     ],
@@ -339,7 +340,7 @@ def test_closed_and_full_streams(model_path, place, flags, streams, code, error)
     assert done.returncode == code, done.stderr
     assert error in done.stderr
     assert done.stderr.count("\n") == bool(error)
-    assert done.stdout.count("\n") == ("head" in streams)
+    assert done.stdout.count("\n") == (streams in ("2>&-", "| head -n 1"))
 
 
 def test_optimised_python_translates(model_path):
