@@ -64,7 +64,11 @@ def test_a_vocabulary_that_was_cut_short_is_made_again(pair, cache, capsys):
         assert f"{path}: expected a SentencePiece model" in capsys.readouterr().err
 
 
-def test_encoding_keeps_order_and_drops_blank_pairs(tmp_path, cache, tokenizer):
+@pytest.mark.parametrize("chunk", [7, 10_000])
+def test_encoding_keeps_order_and_drops_blank_pairs(
+    tmp_path, cache, tokenizer, monkeypatch, chunk
+):
+    monkeypatch.setattr("minitransformer.text.cache.CHUNK", chunk)
     source = [*LINES[:50], " ", "the", *LINES[50:]]
     target = [*LINES[50:], "the", " ", *LINES[:50]]
     corpus = encoded_corpus(write(tmp_path, source, target), tokenizer, cache)
@@ -88,12 +92,12 @@ FILES = "corpus.json source.ids source.starts target.ids target.starts".split()
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory, tokenizer):
-    """Text, its cache, the folder in it, and what it has."""
+    """The folder of text in a cache, and whether its ids are as at first."""
     place = tmp_path_factory.mktemp("written")
     pair, cache = write(place), place / "cache"
     first = ids_of(encoded_corpus(pair, tokenizer, cache))
     [folder] = [path for path in cache.iterdir() if path.is_dir()]
-    return pair, cache, folder, first
+    return folder, lambda: ids_of(encoded_corpus(pair, tokenizer, cache)) == first
 
 
 @given(
@@ -103,21 +107,19 @@ def written(tmp_path_factory, tokenizer):
     added=st.binary(max_size=3),
 )
 @example(name="corpus.json", place=0, removed=9**9, added=b"[]")
-def test_a_cache_with_other_bytes_is_made_again(
-    written, tokenizer, name, place, removed, added
-):
+def test_a_cache_with_other_bytes_is_made_again(written, name, place, removed, added):
     """Before it is used: an id that is no piece would be a traceback, or garbage."""
-    pair, cache, folder, first = written
+    folder, is_same = written
     data = (folder / name).read_bytes()
     place %= len(data)
     (folder / name).write_bytes(data[:place] + added + data[place + removed :])
-    assert ids_of(encoded_corpus(pair, tokenizer, cache)) == first
+    assert is_same()
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_cache_is_named(written, tokenizer, capsys, name):
+def test_a_damaged_cache_is_named(written, capsys, name):
     """Unless a file of it was deleted."""
-    pair, cache, folder, first = written
+    folder, is_same = written
     file = folder / name
     data = file.read_bytes()
     other = data.replace(b'"sentences": 1', b'"sentences": 2')  # of the header
@@ -125,26 +127,20 @@ def test_a_damaged_cache_is_named(written, tokenizer, capsys, name):
         other = data[:-2] + b"\x7f\0"
     for damage, told in ((lambda: file.write_bytes(other), 1), (file.unlink, 0)):
         damage()
-        assert ids_of(encoded_corpus(pair, tokenizer, cache)) == first
+        assert is_same()
         assert capsys.readouterr().err.count(f"{folder}: a damaged cache (") == told
 
 
-def test_the_cache_of_other_text_is_made_again(written, tokenizer, capsys):
-    pair, cache, folder, first = written
-    write(pair.source.parent, ["one more"] * 100)
-    encoded_corpus(pair, tokenizer, cache)
-    [other] = [x for x in cache.iterdir() if x.is_dir() and x != folder]
-    folder.rename(cache / "away")
+def test_the_cache_of_other_text_is_made_again(written, capsys):
+    folder, is_same = written
+    write(folder.parents[1], ["one more"] * 100)
+    assert not is_same()
+    [other] = [x for x in folder.parent.iterdir() if x.is_dir() and x != folder]
+    folder.rename(folder.with_name("away"))
     other.rename(folder)
-    write(pair.source.parent)
-    assert ids_of(encoded_corpus(pair, tokenizer, cache)) == first
+    write(folder.parents[1])
+    assert is_same()
     assert f"{folder}: a damaged cache (its " in capsys.readouterr().err
-
-
-def test_long_text_is_encoded_in_chunks(written, tokenizer, tmp_path, monkeypatch):
-    pair, *_, first = written
-    monkeypatch.setattr("minitransformer.text.cache.CHUNK", 7)
-    assert ids_of(encoded_corpus(pair, tokenizer, tmp_path)) == first
 
 
 @pytest.mark.parametrize(("paragraphs", "expected"), [(60, 1), (200, 20)])

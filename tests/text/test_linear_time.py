@@ -80,15 +80,14 @@ AROUND = ("", ""), ("a", "\0")
 
 def modules():
     """Yield the name within the package, the module and the tree of each file."""
-    for path in sorted((ROOT / "minitransformer").rglob("*.py")):
-        if "cuda" not in path.parts and path.name != "__main__.py":
-            place = path.relative_to(ROOT).with_suffix("")
-            module = importlib.import_module(".".join(place.parts))
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            yield str(path.relative_to(ROOT / "minitransformer")), module, tree
-    for name in ("train", "translate"):
-        module = importlib.import_module(name)
-        yield name, module, ast.parse((ROOT / f"{name}.py").read_text(encoding="utf-8"))
+    package = sorted((ROOT / "minitransformer").rglob("*.py"))
+    for path in (*package, ROOT / "train.py", ROOT / "translate.py"):
+        if "cuda" in path.parts or path.name == "__main__.py":
+            continue
+        place = path.relative_to(ROOT)
+        module = importlib.import_module(".".join(place.with_suffix("").parts))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        yield place.as_posix().removeprefix("minitransformer/"), module, tree
 
 
 def patterns():

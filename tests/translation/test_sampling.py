@@ -84,15 +84,18 @@ def load_with(translator, **changes):
     return type(translator)(translator.model, translator.tokenizer, **changes)
 
 
-def test_the_command_draws_samples(model_path):
+def test_the_command_draws_samples(translator, model_path):
+    lines = ["the cat", "a mat"]
+    ranked = translator.hypotheses(lines, replace(SAMPLE, nbest=6))
+    rows = [
+        f"{number} ||| {h.text} ||| {h.score:.4f}\n"
+        for number, found in enumerate(ranked)
+        for h in found
+    ]
     flags = ["--model", model_path, *SHORT, "--sample", "--nbest", "6"]
-    code, out, err = run_translate(*flags, "the cat", "a mat")
-    assert (code, err) == (0, "")
-    lines = [line.split(" ||| ") for line in out.split("\n")[:-1]]
-    assert [line[0] for line in lines] == ["0"] * 6 + ["1"] * 6
-    assert len({text for _, text, _ in lines}) > 6
-    assert run_translate(*flags, "the cat", "a mat")[1] == out
+    assert run_translate(*flags, *lines) == (0, "".join(rows), "")
+    assert len({*rows}) > 6
     more = ["--json", "--seed", "1", "--temperature", "1"]
-    _, answers, _ = run_translate(*flags, *more, "the cat")
-    texts = [t["text"] for t in json.loads(answers)["translations"]]
-    assert texts == [text for _, text, _ in lines[:6]]
+    _, answers, _ = run_translate(*flags, *more, *lines)
+    first = json.loads(answers.splitlines()[0])
+    assert [x["text"] for x in first["translations"]] == [h.text for h in ranked[0]]
