@@ -4,7 +4,9 @@ A training, a resume and a translation are repeated; each time another allocatio
 NumPy fails, the k-th: a sample of all, or with `-m stress` every one.
 """
 
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,6 +58,7 @@ def runs(monkeypatch):
 
     monkeypatch.setattr(TrainingRun, "__init__", noted)
     monkeypatch.setattr(CpuModel, "map", lambda self, do, items: [*map(do, items)])
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # for speed
     return found
 
 
@@ -83,18 +86,25 @@ def validations(run):
     return [x for x in metrics(run) if "loss" not in x]
 
 
-def survive(k, fails_at, runs, run, start, resume):
-    """Train or resume with a failure, and go on; return how many updates were lost."""
+def go_on(run, text):
+    """Resume a run until its last step, or begin it if there is none."""
+    flags = [*text, "--run", run]
+    if (run / "config.json").exists():
+        flags = ["--resume", run, "--threads", 1, "--steps", 6]
+    return run_main(train.main, *flags, "--cache", run.parent / "cache")
+
+
+def survive(k, fails_at, runs, run, text):
+    """Train with a failure, and go on; return how many updates were lost."""
     runs.clear()
     with fails_at(k):
-        found = run_main(train.main, *(start or resume))
+        found = go_on(run, text)
     assert_whole(run.parent)
     if found[0] == 0:  # what failed was not needed
         return 0
     assert_told(found)
     lost = runs[-1].state.step - max(steps(run), default=0) if runs else 0
-    again = resume if (run / "config.json").exists() else start
-    code, _, error = run_main(train.main, *again)
+    code, _, error = go_on(run, text)
     assert code == 0, error
     return lost
 
@@ -102,28 +112,21 @@ def survive(k, fails_at, runs, run, start, resume):
 @pytest.mark.parametrize("sample", HOW_MANY)
 @pytest.mark.parametrize("what", ["training", "resume"])
 def test_a_training(tmp_path, text, fails_at, runs, sample, what):
-    whole = tmp_path / "whole" / "run"
-    flags = [*text, "--run", whole, "--cache", tmp_path / "whole" / "cache"]
+    whole, before = tmp_path / "whole" / "run", tmp_path / "before"
     with fails_at(0) as count:
-        assert run_main(train.main, *flags)[0] == 0
+        assert go_on(whole, text)[0] == 0
         total = count()
-    before = tmp_path / "before" / "run"
+    before.mkdir()
     if what == "resume":
-        flags = [*text, "--run", before, "--cache", tmp_path / "cache", "--steps", 3]
-        assert run_main(train.main, *flags)[0] == 0
+        assert go_on(before / "run", [*text, "--steps", 3])[0] == 0
         total = int(total * 0.8)
     lost, tried = 0, numbers(total, sample)
     for k in tried.tolist():
-        folder = tmp_path / f"{k}"
-        run, cache = folder / "run", folder / "cache"
-        start = [*text, "--run", run, "--cache", cache] if what == "training" else None
-        if not start:
-            shutil.copytree(before.parent, folder)
-        resume = "--resume", run, "--cache", cache, "--threads", 1, "--steps", 6
-        lost += survive(k, fails_at, runs, run, start, resume)
+        run = Path(shutil.copytree(before, tmp_path / f"{k}"), "run")
+        lost += survive(k, fails_at, runs, run, text)
         assert_same_parameters(run, whole)
         assert validations(run) == validations(whole)
-        shutil.rmtree(folder)
+        shutil.rmtree(run.parent)
     print(f"{what}: {len(tried)} of {total} allocations failed, {lost} updates lost")
     assert lost == 0
 
