@@ -28,11 +28,6 @@ def test_load_and_translate_equal_the_command(model_path, translator):
     assert all(map(str.startswith, found, prefix))
 
 
-def test_models_of_opposite_directions_are_no_ensemble():
-    with pytest.raises(ValueError, match=r"de-en/.*: its direction differs .*en-de/"):
-        minitransformer.load("en-de", "de-en")
-
-
 @pytest.mark.parametrize(
     "written", [["average"], ["export", "float16"]], ids=["mean", "16 bits"]
 )
