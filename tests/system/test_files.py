@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import nullcontext as no_error
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -78,10 +79,10 @@ def test_the_target_of_links_is_replaced(tmp_path, exists):
 
 
 def test_a_device_and_a_pipe_are_written_directly(tmp_path):
-    write_bytes(files.Path("/dev/null"), b"nothing")
+    write_bytes(Path("/dev/null"), b"nothing")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
-        write_bytes(files.Path("/dev/full"), b"x" * 100_000)
+        write_bytes(Path("/dev/full"), b"x" * 100_000)
     assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
     pipe, found = tmp_path / "pipe", []
     os.mkfifo(pipe)
@@ -94,20 +95,17 @@ def test_a_device_and_a_pipe_are_written_directly(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["/proc/self/cwd/a", "/proc/self/root{}/a"])
-def test_a_file_by_way_of_proc_is_replaced_and_not_appended_to(
-    tmp_path, monkeypatch, way
-):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_by_way_of_proc_is_replaced_and_not_appended_to(place, way):
     for data in (b"one", b"two"):
-        write_bytes(files.Path(way.format(tmp_path)), data, replace=True)
-    assert files.Path("a").read_bytes() == b"two"
+        write_bytes(Path(way.format(place)), data, replace=True)
+    assert Path("a").read_bytes() == b"two"
 
 
 @pytest.mark.parametrize("way", ["/dev/fd/{}", "/proc/self/fd/{}", "/dev/../dev/fd/{}"])
 def test_an_open_file_is_written_where_it_is(tmp_path, way):
     with open(tmp_path / "a", "wb") as file:
         number = file.fileno()
-        write_bytes(files.Path(way.format(number)), b"one")
+        write_bytes(Path(way.format(number)), b"one")
         assert os.stat(tmp_path / "a").st_ino == os.fstat(number).st_ino
     assert (tmp_path / "a").read_bytes() == b"one"
 
@@ -153,7 +151,7 @@ def make_cache(path, name="part", then=str):
         partial.write_text("half")
         then()
 
-    build_once(path, build, files.Path.read_text)
+    build_once(path, build, Path.read_text)
 
 
 ways = pytest.mark.parametrize("make", [make_file, make_folder, make_cache])
@@ -320,7 +318,7 @@ def test_a_file_that_cannot_be_synced_is_named(tmp_path, monkeypatch):
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no files in memory")
 def test_a_file_in_memory_is_no_device():
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        path = files.Path(folder, "a")
+        path = Path(folder, "a")
         for data in (b"one", b"two"):
             write_bytes(path, data, replace=True)
         assert path.read_bytes() == b"two"
