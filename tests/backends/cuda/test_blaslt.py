@@ -71,12 +71,12 @@ SIZES = st.integers(1, 40) | st.sampled_from([130, 136, 264])
     dtype=st.sampled_from([*DTYPES]),
     seed=st.integers(0, 1000),
     shift=st.sampled_from([0, 1, 8]),
-    transposed=st.booleans(),
 )
-def test_feed_forward_layers_follow_float64(gpu, sizes, dtype, seed, shift, transposed):
+def test_feed_forward_layers_follow_float64(gpu, sizes, dtype, seed, shift):
     """Also with a weight at an odd address, which cuBLASLt would not take."""
-    found, expected = feed_forward(gpu, sizes, dtype, seed, shift, transposed)
-    assert_all_close(found, expected, dtype)
+    for transposed in (False, True):  # kinds of products that differ in nothing else
+        found, expected = feed_forward(gpu, sizes, dtype, seed, shift, transposed)
+        assert_all_close(found, expected, dtype)
 
 
 def test_each_kind_of_product_is_chosen_once_and_needs_no_kernel(host_gpu, stand_in):
