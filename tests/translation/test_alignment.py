@@ -160,7 +160,7 @@ def test_the_command_writes_pairs(translator, model_path):
     assert best["alignment"] == [[*link] for link in found[0].alignment]
 
 
-@pytest.mark.parametrize("blank", ["", "  "])
+@pytest.mark.parametrize("blank", ["", "  ", "\u200b\xad"])
 def test_nothing_is_aligned_with_nothing(translator, blank):
     for pair in ([blank], ["the cat"]), (["the cat"], [blank]):
         assert align_words(translator.model, translator.tokenizer, *pair) == [()]
