@@ -200,6 +200,6 @@ test_any_history_leaves_the_checkpoints_of_an_unbroken_run = pytest.mark.propert
     share=4
 )(
     get_state_machine_test(
-        History, settings=settings(max_examples=6, stateful_step_count=8)
+        History, settings=settings(max_examples=12, stateful_step_count=8)
     )
 )
