@@ -107,7 +107,7 @@ def test_the_largest_batches_are_found(sides, max_tokens):
 def test_a_batch_has_25_000_tokens_of_each_language_in_sentences_of_like_length():
     """Section 5.1, for English and German sentences that are a tenth longer or so."""
     rng = np.random.default_rng(5)
-    source = rng.geometric(1 / 28, 60_000) + 1
+    source = rng.geometric(1 / 28, 30_000) + 1
     target = np.rint(source * rng.normal(1.05, 0.1, len(source)) + 1).astype(int)
     corpus = corpus_of(zip(source, target, strict=True))
     batches = batches_of_epoch(corpus, 25_000)
