@@ -8,10 +8,13 @@ bytes where the algorithm is one for these.
 import ctypes
 from functools import partial
 
-import ml_dtypes
 import numpy as np
+import pytest
 
-TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
+ml_dtypes = pytest.importorskip("ml_dtypes", reason="no bfloat16 without ml_dtypes")
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+TYPES = dict(zip((0, 2, 14), DTYPES.values(), strict=True))  # by cuBLAS's numbers
 COMPUTE_TF32 = 77
 # Attributes of a product of cuBLASLt; the bits of what its epilogue does.
 TURNED, EPILOGUE, BIAS_POINTER = (3, 4), 7, 8

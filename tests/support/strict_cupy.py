@@ -22,13 +22,12 @@ from collections import Counter, defaultdict
 from functools import partial
 from weakref import WeakSet, WeakValueDictionary, finalize
 
-import ml_dtypes
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from support.host_blas import HostBlas, HostBlasLt
+from support.host_blas import DTYPES, HostBlas, HostBlasLt
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BFLOAT16 = np.dtype(DTYPES["bfloat16"])
 ALIGNMENT = 512
 FREED = 255  # the value of all bytes of freed memory: NaN, or -1
 

@@ -14,7 +14,7 @@ from minitransformer.backends.cuda.philox import PhiloxStream
 from minitransformer.engine.autograd import PRIMITIVES
 from minitransformer.engine.backend import to_host
 from support.closeness import assert_close
-from support.cuda import DTYPES
+from support.host_blas import DTYPES
 from support.philox import HostPhilox
 from support.properties import within
 from support.strict_cupy import GpuState

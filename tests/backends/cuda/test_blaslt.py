@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from minitransformer.backends.cuda import blaslt, ops
 from minitransformer.engine.backend import to_host
 from support.closeness import assert_close
-from support.cuda import DTYPES
+from support.host_blas import DTYPES
 
 
 def wide(array):

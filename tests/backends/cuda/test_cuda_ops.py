@@ -22,7 +22,7 @@ from minitransformer.settings.config import TrainingConfig
 from minitransformer.training.loss_scale import LossScale
 from minitransformer.training.optimizer import Adam
 from support.closeness import assert_close
-from support.cuda import DTYPES
+from support.host_blas import DTYPES
 from support.philox import HostPhilox
 from support.strict_cupy import GpuState
 

@@ -26,7 +26,8 @@ from minitransformer.translation.constraints import Constraints, Prefix
 from minitransformer.translation.incremental_decoding import Ensemble
 from minitransformer.translation.sampling import sample_ids
 from support.closeness import assert_close
-from support.cuda import DTYPES, backend_for
+from support.cuda import backend_for
+from support.host_blas import DTYPES
 from support.models import tiny_config
 from support.properties import within
 from support.scripted_decoder import (
