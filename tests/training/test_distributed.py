@@ -212,6 +212,7 @@ def all_end(processes):
     return not any(map(is_running, processes))
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_a_killed_rank_ends_all_and_the_run_goes_on_bit_for_bit(place, data):
     process, ranks = start(data)
