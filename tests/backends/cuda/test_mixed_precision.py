@@ -113,6 +113,7 @@ NARROW = {"vocab_size": 100, "d_model": 32, "d_ff": 64, "num_heads": 2}
     ("gpu", "sizes"),
     [("host", NARROW), pytest.param("gpu", {}, marks=pytest.mark.slow)],
     indirect=["gpu"],
+    ids=["narrow_on_the_stand_in", "base_on_a_gpu"],
 )
 @pytest.mark.parametrize("name", STEP_TOLERANCES)
 def test_a_deep_step_with_graphs_follows_float64(request, gpu, sizes, name):
