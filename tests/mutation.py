@@ -44,7 +44,7 @@ TESTS = {
     "minitransformer/model/": ("tests/model", *MODELS, *SEARCH),
     "minitransformer/backends/onednn/": ("tests/backends/onednn", MODELS[0]),
     "minitransformer/text/batches.py": BATCHES,
-    "minitransformer/text/ids.py": ("tests/text/test_ids.py", *BATCHES),
+    "minitransformer/text/ids.py": BATCHES,
     "minitransformer/runs/": ("tests/runs", LOOPS, PROPERTIES.format("histories")),
     "minitransformer/training/optimizer.py": (
         "tests/training/test_optimizer.py",
