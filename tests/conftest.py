@@ -25,6 +25,11 @@ def pytest_addoption(pluginmanager):
     pluginmanager.register(properties, "properties")
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Name bytes by their argument: those of gzip have the time, which selects none."""
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_configure():
     """Let programs that tests start heed signals, even if these tests ignore them.
 

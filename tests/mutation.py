@@ -13,6 +13,7 @@ everything. The working tree is copied, never changed.
 """
 
 import argparse
+import json
 import os
 import re
 import resource
@@ -143,6 +144,20 @@ def run_mutants(file: str, jobs: int) -> tuple[int, list[str]]:
         )
         if done.returncode:
             sys.exit(f"mutmut failed on {file}:\n{done.stdout[-2000:]}")
+
+        # A test that its name does not select would fail for every mutant.
+        stats = json.loads((tree / "mutants" / "mutmut-stats.json").read_text())
+        select = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
+        found = subprocess.run(
+            [*select, *stats["duration_by_test"]],
+            cwd=tree / "mutants",
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        if found.returncode:
+            sys.exit(f"tests of {file} cannot be selected:\n{found.stderr}")
         results = subprocess.check_output(
             ["mutmut", "results", "--all", "true"], cwd=tree, text=True, env=environment
         )

@@ -77,7 +77,7 @@ def test_a_sentence_with_unknown_characters_is_translated(translator):
         ("_ab", "\u2581ab"),
         ("", "\u200b\xad\0\r"),
     ],
-    ids=ascii,
+    ids=["accent", "controls", "syllable", "blank", "nothing"],
 )
 def test_text_that_looks_the_same_is_the_same(translator, line, other):
     """Also as a prefix, which is read as other text is."""
