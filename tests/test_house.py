@@ -11,6 +11,8 @@ import re
 import shutil
 from graphlib import CycleError, TopologicalSorter
 
+import pytest
+
 from support.in_process import rows
 from support.scripts import ROOT
 
@@ -108,25 +110,28 @@ def test_every_room_is_in_the_table():
     assert {room_of(name) for name in import_graph(PACKAGE)} == MAY_IMPORT.keys()
 
 
-PLANTED = """\
-engine/ops.py | import minitransformer.backends.cuda.ops | engine.ops imports backends
-text/grammar/words.py | if X: import minitransformer.engine.ops | imports engine.ops
-translation/beam_search.py | f('minitransformer.training') | imports training.__init__
-engine/backend.py | HOME = 'backends.cuda.ops' | imports backends.cuda.ops
+ROOMS = """
+engine/ops.py | import minitransformer.backends.cuda.ops | engine.ops imports backends.cuda.ops
+text/grammar/words.py | if X: import minitransformer.engine.ops | text.grammar.words imports engine.ops
+translation/beam_search.py | f('minitransformer.training') | translation.beam_search imports training.__init__
+engine/backend.py | HOME = 'backends.cuda.ops' | engine.backend imports backends.cuda.ops
 cli.py | NAME = 'minitransformer' | cli imports __init__
-engine/backend.py | from minitransformer.engine.ops import linear | a circle of files:
+"""  # noqa: E501
+CIRCLE = """
+engine/backend.py | import minitransformer.engine.ops | a circle of files:
 """
 
 
-def test_planted_violations_are_named(tmp_path):
+@pytest.mark.parametrize("planted", [ROOMS, CIRCLE])
+def test_planted_violations_are_named(tmp_path, planted):
     package = tmp_path / "minitransformer"
     ignore = shutil.ignore_patterns("__pycache__", "models")
     shutil.copytree(PACKAGE, package, ignore=ignore)
-    for file, planted, _ in rows(PLANTED):
+    for file, line, _ in rows(planted):
         with open(package / file, "a", encoding="utf-8") as code:
-            code.write(f"\n{planted}\n")
+            code.write(f"\n{line}\n")
     found = "\n".join(violations(package))
-    for *_, message in rows(PLANTED):
+    for *_, message in rows(planted):
         assert message in found
 
 

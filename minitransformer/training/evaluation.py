@@ -60,8 +60,9 @@ class TokenStatistics(NamedTuple):
 def token_statistics(model: Transformer, batch: Batch) -> TokenStatistics:
     """Return the statistics of a batch, without dropout or label smoothing."""
     xp = model.embedding.xp
-    sides = map(xp.asarray, (batch.source, batch.target))
-    log_probs, best = token_log_probs(model, *sides)
+    log_probs, best = token_log_probs(
+        model, xp.asarray(batch.source), xp.asarray(batch.target)
+    )
     return TokenStatistics(
         nll=-float(log_probs.sum(dtype="float64")),
         correct=int(best.sum()),
