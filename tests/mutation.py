@@ -22,6 +22,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import libcst
@@ -93,11 +95,11 @@ def main() -> int:
             parser.error(f"expected one of {', '.join(everything)}, got {file!r}")
     mutants = noticed = 0
     print("| file | mutants | noticed | share |\n| --- | ---: | ---: | ---: |")
-    for file in options.files or everything:
-        count, survivors = run_mutants(file, options.jobs, options.digits)
-        mutants, noticed = mutants + count, noticed + count - len(survivors)
-        print(row(file, count, count - len(survivors)), flush=True)
-        print("".join(f"{survivor}\n" for survivor in survivors), file=sys.stderr)
+    for tests, files in groupby(options.files or everything, tests_of):
+        for file, count, survivors in run_mutants(list(files), tests, options):
+            mutants, noticed = mutants + count, noticed + count - len(survivors)
+            print(row(file, count, count - len(survivors)), flush=True)
+            print("".join(f"{survivor}\n" for survivor in survivors), file=sys.stderr)
     print(row("all of these", mutants, noticed))
     return int(noticed < LEAST_SHARE * mutants)
 
@@ -121,10 +123,13 @@ def tracked_files() -> list[str]:
     return sorted(name for name in names if (ROOT / name).is_file())
 
 
-def run_mutants(file: str, jobs: int, digits: str) -> tuple[int, list[str]]:
-    """Run the tests of `file` against its mutants of these digits, in a copy of the tree.
+def run_mutants(
+    files: list[str], tests: list[str], options: argparse.Namespace
+) -> Iterator[tuple[str, int, list[str]]]:
+    """Run tests against the mutants of `files`, in a copy of the tree.
 
-    Returns: the number of mutants, and the changes that no test noticed.
+    Yields: of each file its name, the number of mutants and the changes that no test
+    noticed.
     """
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
@@ -133,14 +138,15 @@ def run_mutants(file: str, jobs: int, digits: str) -> tuple[int, list[str]]:
             shutil.copy2(ROOT / name, tree / name)
         # Python never looks again into a folder of its path that was absent at first.
         (tree / "mutants").mkdir()
-        source = tree / file
-        module = libcst.parse_module(source.read_text())
-        source.write_text(module.visit(DecoratorsBelow()).code)
-        write_settings(tree, file)
+        for source in (tree / file for file in files):
+            module = libcst.parse_module(source.read_text())
+            source.write_text(module.visit(DecoratorsBelow()).code)
+        write_settings(tree, files, tests)
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         environment = {**os.environ, **threads, "PYTHONPATH": str(tree / "mutants")}
+        command = f"mutmut run --max-children {options.jobs} *[{options.digits}]"
         done = subprocess.run(
-            ["mutmut", "run", "--max-children", str(jobs), f"*[{digits}]"],
+            command.split(),
             cwd=tree,
             env=environment,
             stdout=subprocess.PIPE,
@@ -149,7 +155,7 @@ def run_mutants(file: str, jobs: int, digits: str) -> tuple[int, list[str]]:
             preexec_fn=limit_memory,
         )
         if done.returncode:
-            sys.exit(f"mutmut failed on {file}:\n{done.stdout[-2000:]}")
+            sys.exit(f"mutmut failed on {files}:\n{done.stdout[-2000:]}")
 
         # A test that its name does not select would fail for every mutant.
         stats = json.loads((tree / "mutants" / "mutmut-stats.json").read_text())
@@ -163,14 +169,17 @@ def run_mutants(file: str, jobs: int, digits: str) -> tuple[int, list[str]]:
             text=True,
         )
         if found.returncode:
-            sys.exit(f"tests of {file} cannot be selected:\n{found.stderr}")
+            sys.exit(f"tests of {files} cannot be selected:\n{found.stderr}")
         results = subprocess.check_output(
             ["mutmut", "results", "--all", "true"], cwd=tree, text=True, env=environment
         )
         states = dict(line.strip().split(": ") for line in results.splitlines() if line)
         states = {name: x for name, x in states.items() if x != "not checked"}
-        alive = [name for name, state in states.items() if state not in NOTICED]
-        return len(states), [describe(tree, name) for name in alive]
+        for file in files:
+            module_name = file.removesuffix(".py").replace("/", ".")
+            mutants = [name for name in states if name.startswith(f"{module_name}.")]
+            alive = [name for name in mutants if states[name] not in NOTICED]
+            yield file, len(mutants), [describe(tree, name) for name in alive]
 
 
 def limit_memory() -> None:
@@ -178,14 +187,14 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
 
 
-def write_settings(tree: Path, file: str) -> None:
-    """Write mutmut's settings for one file."""
+def write_settings(tree: Path, files: list[str], tests: list[str]) -> None:
+    """Write mutmut's settings for files that the same tests are asked about."""
     package = "minitransformer"
     settings = {
-        "source_paths": [package if file.startswith(package) else file],
-        "only_mutate": [file],
+        "source_paths": [package] if files[0].startswith(package) else files,
+        "only_mutate": files,
         "also_copy": [package, "train.py", "translate.py", "benchmarks", "docs"],
-        "pytest_add_cli_args_test_selection": tests_of(file),
+        "pytest_add_cli_args_test_selection": tests,
         "pytest_add_cli_args": ["--hypothesis-profile=unshrunk"],
         "do_not_mutate_patterns": NOT_MUTATED,
         "timeout_multiplier": ["4"],
