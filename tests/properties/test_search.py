@@ -94,14 +94,14 @@ def test_other_sentences_and_the_same_model_again_change_no_translation(
             check(h.score, other.score)
 
 
-POWERS = st.lists(st.sampled_from([0, 1, 2, 4, 8]), min_size=1, max_size=9)
+POWERS = st.lists(st.sampled_from([0, 1, 2, 4, 8]), min_size=1, max_size=6)
 
 
 @given(
     weights=POWERS.filter(any),
     temperature=st.sampled_from([None, 1.0, 0.5]),
-    top_k=st.none() | st.integers(1, 10),
-    top_p=st.none() | st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0]),
+    top_k=st.sampled_from([2, None, 1, 3, 7]),
+    top_p=st.none() | st.sampled_from([0.25, 0.5, 0.75, 1.0]),
 )
 def test_samples_are_drawn_among_the_likeliest(weights, temperature, top_k, top_p):
     """Of equal weights all are kept, or none."""

@@ -128,6 +128,10 @@ def test_every_translation_begins_with_its_prefix(translator, changes):
         assert all(UNK_ID not in h.tokens for h in hypotheses)
     plain = translator.hypotheses(lines[:1], config)
     assert [h.tokens for h in found[0]] == [h.tokens for h in plain[0]]
+    # With room for a few at once, others join those that are left.
+    few = replace(config, decode_tokens=18 * config.beam)
+    joined = translator.hypotheses(lines, few, 1, prefixes)
+    assert [h.tokens for x in joined for h in x] == [h.tokens for x in found for h in x]
 
 
 def test_a_prefix_has_room_in_the_longest_output(translator):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from minitransformer import load, translate
 from minitransformer.settings.decoding_config import TranslationConfig
+from minitransformer.text.masking import SYMBOLS
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.beam_search import Hypothesis
 from minitransformer.translation.translator import Segment, Translator
@@ -133,9 +134,11 @@ class ScriptedTranslator(Translator):
     A stroke stands between translations. Without `links`, word n is made from word n.
     """
 
-    def __init__(self, write, links=None):
-        characters = Tokenizer.train([string.printable], 100)
-        super().__init__(small_model(), characters)
+    def __init__(self, write, links=None, symbols=(), **options):
+        characters = Tokenizer.train(
+            [string.printable], 100 + len(symbols), user_defined_symbols=[*symbols]
+        )
+        super().__init__(small_model(), characters, **options)
         self._write = write
         self._links = links
 
@@ -177,6 +180,35 @@ At 3 p.m. | um 15 Uhr | um 15 Uhr
 def test_a_number_is_repaired_or_placed_by_the_alignment(line, written, expected):
     links = (0, 0), (1, 0)
     assert ScriptedTranslator(lambda text: written, links).texts(line) == expected
+
+
+def test_a_changed_number_is_read_as_a_symbol_then():
+    def write(text):
+        return "Jahr ⟦1⟧ war" if "⟦1⟧" in text else "Jahr 2005 und 3"
+
+    translator = ScriptedTranslator(write, symbols=SYMBOLS)
+    assert translator.texts("the year 2004") == "Jahr 2004 war"
+
+
+def test_a_copy_that_touches_a_word_stands_behind_what_was_made_from_it():
+    crossed = (0, 0), (1, 2), (2, 1), (3, 3)
+    translator = ScriptedTranslator(lambda text: "ein Hund Katze zwei", crossed)
+    assert translator.texts("one cat{a b}dog two") == "ein Hund Katze{a b}zwei"
+
+
+def test_a_term_has_the_spaces_and_the_prefix_that_are_asked_for():
+    asked = []
+
+    class Asked(ScriptedTranslator):
+        def translate_as_read(self, segments, config):
+            asked.extend(x.prefix for x in segments)
+            return super().translate_as_read(segments, config)
+
+    glossary = {"cat": "Katze"}
+    translator = Asked(lambda text: "der ( Hund )", [(0, 2)], glossary=glossary)
+    assert translator.texts("(cat)") == "der ( Katze )"
+    translator.hypotheses(["the cat"], SHORT_OUTPUT, 1, ["die Katze"])
+    assert asked[-1] == "die Katze"
 
 
 MISSING = """

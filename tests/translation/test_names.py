@@ -81,6 +81,7 @@ def test_a_prefix_is_kept_and_copies_are_marked(shipped):
     prefix = "Ich habe Kathovannu"
     [text] = shipped.translate([line], config, prefixes=[prefix])
     assert text.startswith(prefix)
+    assert "Kathmandu" not in text
     plain, marked = (
         shipped.hypotheses([line], replace(config, words=asked))[0][0]
         for asked in (False, True)

@@ -62,6 +62,11 @@ def test_words_are_found_by_sacrebleus_tokeniser_of_that_name(name):
     assert found.bleu_signature == str(expected.get_signature())
 
 
+def test_japanese_is_compared_by_characters_if_no_tokeniser_is_named():
+    lines = ["\u732b\u306f\u5e8a\u306b\u3044\u307e\u3059\u3002"] * 9
+    assert "tok:char" in translation_quality(lines, lines).bleu_signature
+
+
 def test_text_is_compared_in_one_form():
     lines = [
         f"Der {n}. Hu\xadnd la\u0308uft  u\u0308ber\xa0die Stra\xdfe."

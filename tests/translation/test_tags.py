@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from minitransformer.model.transformer import Transformer
 from minitransformer.settings.decoding_config import TranslationConfig
 from minitransformer.settings.options import UsageError
 from minitransformer.text.tokenizer import Tokenizer
 from minitransformer.translation.translator import Translator
-from support.models import CAT_LINES, small_model
+from support.models import CAT_LINES, small_model, tiny_config
 
 CONFIG = TranslationConfig(max_input=8)
 
@@ -50,6 +51,15 @@ def test_each_part_of_a_long_line_has_the_tag(tokenizer):
     assert max(map(len, ids)) <= limit
     with pytest.raises(ValueError, match=f"line 7: expected at most {limit} word"):
         encoded(tokenizer, "<2fr>", text, split="never")
+
+
+def test_a_given_translation_has_no_tag(tokenizer):
+    model = Transformer(tiny_config(vocab_size=tokenizer.vocab_size))
+    tagged = Translator(model, tokenizer, tag="<2de>")
+    found = tagged.score(["the cat"], ["the mat"], TranslationConfig())
+    plain = Translator(model, tokenizer)
+    read = ["<2de> the cat"]
+    assert found == plain.score(read, ["the mat"], TranslationConfig())
 
 
 def test_a_tag_and_the_symbol_of_a_vocabulary_may_be_composed_or_not():
