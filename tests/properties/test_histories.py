@@ -146,8 +146,7 @@ class History(RuleBasedStateMachine):
             found = self.saved()
             assert (found or [0])[-1] >= self.now
             assert {*found} <= {*self.steps, *range(3, end + 1, 3), end}
-            kept = (s for s in found if checkpoint.has_moments(self.run.checkpoint(s)))
-            self.steps, self.with_moments = found, {*kept}
+            self.steps, self.with_moments = found, self.saved_with_moments()
 
     @precondition(lambda self: self.steps)
     @rule(number=st.integers(0, 4))
@@ -186,9 +185,14 @@ class History(RuleBasedStateMachine):
             np.testing.assert_array_equal(found, self.unbroken.parameters[step])
         return saved
 
+    def saved_with_moments(self):
+        saved = steps(self.run.path)
+        return {x for x in saved if checkpoint.has_moments(self.run.checkpoint(x))}
+
     @invariant()
     def checkpoints_are_those_of_the_model(self):
         assert self.saved() == self.steps
+        assert self.saved_with_moments() == self.with_moments & {*self.steps}
 
 
 @pytest.fixture(scope="module", autouse=True)
