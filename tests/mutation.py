@@ -42,6 +42,7 @@ SEARCH = (
     PROPERTIES.format("search"),
 )
 LOOPS = PROPERTIES.format("training")
+HISTORIES = PROPERTIES.format("histories")
 BATCHES = "tests/text/test_batches.py", LOOPS
 TESTS = {
     "minitransformer/engine/": ("tests/engine", "tests/model", *MODELS),
@@ -49,7 +50,14 @@ TESTS = {
     "minitransformer/backends/onednn/": ("tests/backends/onednn", MODELS[0]),
     "minitransformer/text/batches.py": BATCHES,
     "minitransformer/text/ids.py": BATCHES,
-    "minitransformer/runs/": ("tests/runs", LOOPS, PROPERTIES.format("histories")),
+    "minitransformer/runs/": (
+        "tests/runs",
+        "tests/test_train_*.py",
+        "tests/commands/test_average.py",
+        "tests/commands/test_runs.py",
+        LOOPS,
+        HISTORIES,
+    ),
     "minitransformer/training/optimizer.py": (
         "tests/training/test_optimizer.py",
         "tests/test_train_reference.py",
@@ -64,7 +72,7 @@ TESTS = {
         SEARCH[-1],
         PROPERTIES.format("line_rules"),
     ),
-    "train.py": ("tests/test_train*.py", PROPERTIES.format("histories")),
+    "train.py": ("tests/test_train_*.py", HISTORIES),  # in this process
 }
 
 # Expressions that are not changed, by the lines that they begin on: the words of an
