@@ -341,7 +341,6 @@ def test_bleu_is_that_of_what_translate_prints(start, text):
         ("\u0e01\u0e02 \u0e01", ["--bleu-tokenizer", "13a"], "13a"),
         pytest.param("ab c ba .", [], "13a", marks=pytest.mark.slow),
     ],
-    ids=ascii,
 )
 def test_bleu_is_of_the_words_of_the_script_or_as_a_flag_says(
     start, text, target, flags, name

@@ -42,7 +42,7 @@ def test_the_table_is_large_enough():
     assert len(TABLE) >= 25
 
 
-@pytest.mark.parametrize(("given", "found"), STRINGS, ids=ascii)
+@pytest.mark.parametrize(("given", "found"), STRINGS)
 def test_a_string_becomes_what_the_table_says_in_all_its_forms(tokenizer, given, found):
     assert clean(given) == found
     [pieces] = tokenizer.encode([given])

@@ -70,7 +70,7 @@ HALVES = """
 """
 
 
-@pytest.mark.parametrize(("limit", "text"), rows(HALVES), ids=ascii)
+@pytest.mark.parametrize(("limit", "text"), rows(HALVES))
 def test_halves_end_after_punctuation_else_between_words_or_characters(limit, text):
     whole = Sentence("", text.replace("¶", ""))
     found = halved(whole, lambda part: len(part) <= int(limit))
