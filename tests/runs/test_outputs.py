@@ -133,6 +133,7 @@ def test_a_command_may_be_repeated(folder, command):
         ("plot", "o.png", b"\x89PNG\r\n\0\0", True),
         ("plot", "o.png", b"a text", False),
         ("attention", "o.html", b"<!doctype", True),
+        ("score", "run/metrics.jsonl", b"{}\n", False),
         ("linearise", "d/train.words", b"a text", False),
         ("linearise", "d/train.words", b"cat sits\n", True),
     ],

@@ -70,6 +70,18 @@ def test_a_vocabulary_that_is_named_replaces_one_of_the_same_size(tmp_path, mode
     assert tokenizer.model == learned.model != other.tokenizer.model
 
 
+def test_a_beginning_is_told_by_the_parameters_that_are_drawn(tmp_path):
+    """By which checkpoints of different beginnings are not averaged."""
+    (tmp_path / "v").write_bytes(Tokenizer.train(CAT_LINES, 50).model)
+    settings = replace(SETTINGS, vocabulary=str(tmp_path / "v"))
+    found = []
+    for seed in (1, 1, 2):
+        training = replace(SETTINGS.training, seed=seed)
+        begun, _ = first_checkpoint(replace(settings, training=training), None, None, 1)
+        found.append(begun.state.origin)
+    assert 0 != found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
