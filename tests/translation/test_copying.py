@@ -141,8 +141,10 @@ class ScriptedTranslator(Translator):
         super().__init__(small_model(), characters, **options)
         self._write = write
         self._links = links
+        self.read = []
 
     def translate_as_read(self, segments, config):
+        self.read += segments
         written = [self._write(x.text).split("|") for x in segments]
         return [
             [Hypothesis((), 0.0, 0.0, text=x, confidence=0.5) for x in each]
@@ -197,18 +199,12 @@ def test_a_copy_that_touches_a_word_stands_behind_what_was_made_from_it():
 
 
 def test_a_term_has_the_spaces_and_the_prefix_that_are_asked_for():
-    asked = []
-
-    class Asked(ScriptedTranslator):
-        def translate_as_read(self, segments, config):
-            asked.extend(x.prefix for x in segments)
-            return super().translate_as_read(segments, config)
-
-    glossary = {"cat": "Katze"}
-    translator = Asked(lambda text: "der ( Hund )", [(0, 2)], glossary=glossary)
+    translator = ScriptedTranslator(
+        lambda text: "der ( Hund )", [(0, 2)], glossary={"cat": "Katze"}
+    )
     assert translator.texts("(cat)") == "der ( Katze )"
     translator.hypotheses(["the cat"], SHORT_OUTPUT, 1, ["die Katze"])
-    assert asked[-1] == "die Katze"
+    assert translator.read[-1].prefix == "die Katze"
 
 
 MISSING = """
