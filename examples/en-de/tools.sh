@@ -12,28 +12,12 @@ vocabulary() { # vocabulary FILE PIECES TEXT...
     required_chars='%&é…+/*=@#_[]°èáçñ‘”»«'
 }
 
-# surest NAME MODEL DOCS RUNS: of the pairs in DOCS that machines translated, those of which
-# a model of both directions is surer, in the folder RUNS/NAME. PAIRS of them are looked at
-# (200,000), by JOBS processes at a time (1).
-surest() {
-  local model=$2 docs=$3 folder=$4/$1 scores=$4/$1-scores pairs=${PAIRS:-200000} side part
-  [ -e "$folder" ] && return
-  rm -rf "$scores"
-  mkdir "$scores"
-  for side in en de; do
-    head -n "$pairs" <(gzip -cd "$docs/machine.$side.gz") >"$scores/$side"
-    split -a 3 -d -l $(((pairs + ${JOBS:-1} - 1) / ${JOBS:-1})) "$scores/$side" "$scores/$side."
-  done
-  for part in "$scores"/en.*; do
-    part=${part##*.}
-    { # both directions, one after the other
-      translate --model "$model" --input "$scores/en.$part" --score "$scores/de.$part" \
-        --output "$scores/to-de.$part"
-      translate --model "$model" --input "$scores/de.$part" --score "$scores/en.$part" \
-        --output "$scores/to-en.$part"
-    } &
-  done
-  wait
-  "$PYTHON" "$here/surest.py" "$scores"/{en,de} <(cat "$scores"/to-de.*) \
-    <(cat "$scores"/to-en.*) "$folder"
+things='https?:|www\.|@|[{}%`\\/<>]|\d{7,}|[\x{2190}-\x{2bff}\x{1f000}-\x{1ffff}\x{fe0f}]'
+plain() { # plain FOLDER OUTPUT: its text without addresses, markup, code and emoji
+  [ -e "$2" ] && return
+  mkdir "$2"
+  paste <(gzip -cd "$1/train.en.gz") <(gzip -cd "$1/train.de.gz") |
+    LC_ALL=C.UTF-8 grep -vP "$things" | tee >(cut -f 2 >"$2/train.de") |
+    cut -f 1 >"$2/train.en"
+  cp "$1"/val.* "$2"
 }

@@ -8,8 +8,7 @@
 # the second what documentation.py made (minitransformer/models/en-de/README.md has the
 # commands). What is there already is kept: after an interruption, the same command goes
 # on. The last lines are BLEU on test text. FLAGS go to every training, such as
-# FLAGS="--steps 300" to try it. PAIRS is how many of the pairs that machines translated are
-# looked at (200,000), of which half are read.
+# FLAGS="--steps 300" to try it.
 set -euo pipefail
 data=$1 docs=$2 runs=$3
 here=$(dirname "$0")
@@ -19,72 +18,72 @@ has() { [ -e "$runs/$1" ]; }
 
 train() { # train RUN FLAGS...
   train_run "$runs/$1" "${device[@]}" --precision bf16 --max-tokens 4096 \
-    --validate-every 1000 --save-every 250 --validate-bleu 0 "${@:2}"
-}
-
-mixed() { # mixed NAME SOURCE TARGET CORPUS...: one folder of text of several
-  # shellcheck disable=SC2086 # languages are words
-  has "$1" || tool mix "$runs/$1" "${@:4}" --source $2 --target $3
+    --validate-every 500 --save-every 100 --validate-bleu 0 "${@:2}"
 }
 
 echo "1. more text of the same pairs, and a vocabulary"
-for text in "en 1" "en 2" "de 1" "de 2"; do
+for text in {en,de}\ {1,2,3}; do
   read -r language seed <<<"$text"
   has "$language-$seed" || "$PYTHON" "$here/prepare.py" --source "$language" --seed "$seed" \
     "$data" "$runs/$language-$seed" &
 done
 wait
-things='https?:|www\.|@|[{}%`\\/<>]|\d{7,}|[\x{2190}-\x{2bff}\x{1f000}-\x{1ffff}\x{fe0f}]'
-plain() { # plain NAME FOLDER: text without addresses, markup, code and emoji
-  has "$1" && return
-  mkdir "$runs/$1"
-  paste <(gzip -cd "$2/train.en.gz") <(gzip -cd "$2/train.de.gz") |
-    LC_ALL=C.UTF-8 grep -vP "$things" | tee >(cut -f 2 >"$runs/$1/train.de") |
-    cut -f 1 >"$runs/$1/train.en"
-  cp "$2"/val.* "$runs/$1"
-}
-plain everyday "$runs/en-1"
-plain docs "$docs"
-has en-de.model || vocabulary "$runs/en-de.model" 8000 "$runs"/{everyday,docs}/train.*
+plain "$runs/en-1" "$runs/everyday"
+has en-de.model || vocabulary "$runs/en-de.model" 6000 "$runs"/everyday/train.*
 
 echo "2. both directions at once"
-mixed both-text "en en de de" "de de en en" "$runs"/{everyday,docs,everyday,docs}
-train both --config small --encoder-layers 6 --decoder-layers 2 --d-model 320 --d-ff 1280 \
+has both-text || tool mix "$runs/both-text" "$runs"/everyday{,} --source en de --target de en
+train both --config small --encoder-layers 4 --decoder-layers 2 --d-model 320 --d-ff 1280 \
   --num-heads 5 --vocabulary "$runs/en-de.model" --data "$runs/both-text" --source en-de \
-  --target de-en --learning-rate 1.5e-3 --warmup 1000 --steps 12000
+  --target de-en --learning-rate 1.5e-3 --warmup 1000 --steps 4000
 
-echo "3. of what machines translated, the half of which this model is surer"
-surest machine "$runs/both" "$docs" "$runs"
-
-train_on() { # train_on NAME MODEL STEPS DECAY: go on with the text of this name
-  train "$1" --from "$2" --data "$runs/$1-text" --source "$source" --target "$target" \
-    --learning-rate 1e-3 --warmup 500 --steps "$3" --decay "$4" --average 8 --keep-last 10 \
-    --patience 100 --alpha 1.6
+go_on() { # go_on NAME MODEL TEXT RATE WARMUP STEPS DECAY FLAGS...
+  train "$1" --from "$2" --data "$3" --source "$source" --target "$target" \
+    --learning-rate "$4" --warmup "$5" --steps "$6" --decay "$7" --average 8 \
+    --keep-last 10 --patience 100 --alpha 1.6 "${@:8}"
 }
 
-own() { # own NAME MODEL TEXT: its translations of a text that are nearest to the target
+mixed() { # mixed NAME CORPUS...
+  has "$1" || tool mix "$runs/$1" "${@:2}" --source "$source" --target "$target"
+}
+
+own() { # own NAME MODEL: its translations of the text that are nearest to the reference
   has "$1" && return
-  translate --model "$2" --nbest 5 --beam 5 --input "$3/train.$source.gz" \
+  translate --model "$2" --nbest 5 --beam 5 --input "$data/train.$source.gz" \
     --output "$runs/$1.nbest"
-  "$PYTHON" "$here/nearest.py" "$runs/$1.nbest" "$3/train.$target.gz" >"$runs/$1.nearest"
+  "$PYTHON" "$here/nearest.py" "$runs/$1.nbest" "$data/train.$target.gz" >"$runs/$1.nearest"
   mkdir "$runs/$1"
-  cp "$3/train.$source.gz" "$runs/$1"
+  cp "$data/train.$source.gz" "$runs/$1"
   mv "$runs/$1.nearest" "$runs/$1/train.$target"
 }
 
 direction() { # direction SOURCE TARGET
-  local source=$1 target=$2 name=$1-$2
-  echo "4. $name"
-  mixed "$name-1-text" "$source" "$target" "$runs/$source-1" "$docs" "$runs/machine"
-  train_on "$name-1" "$runs/both" 9000 6000
+  local source=$1 target=$2 name=$1-$2 run=$runs/$1-$2
+  echo "3. $name: everyday text, made anew for each training"
+  go_on "$name-1" "$runs/both" "$runs/$source-1" 1e-3 1500 9000 6000
+  go_on "$name-2" "$run-1" "$runs/$source-2" 4e-4 500 3000 2500
+  go_on "$name-3" "$run-2" "$runs/$source-3" 4e-4 500 2500 2000
 
-  echo "5. $name, with those of its own translations that are nearest to the text"
-  mixed "$name-text" "$source" "$target" "$data" "$docs"
-  own "$name-own" "$runs/$name-1" "$runs/$name-text"
-  mixed "$name-2-text" "$source" "$target" \
-    "$runs/$source-2" "$docs" "$runs/machine" "$runs/$name-own"
-  train_on "$name-2" "$runs/$name-1" 6000 5000
-  has "$name.safetensors" || tool export int8 "$runs/$name-2" "$runs/$name.safetensors" \
+  echo "4. $name: with those of its own translations that are nearest to the text"
+  own "$name-own" "$run-3"
+  mixed "$name-4-text" "$data" "$run-own"
+  go_on "$name-4" "$run-3" "$run-4-text" 4e-4 500 4000 3500 --average-by number
+
+  echo "5. $name: two more layers, and documentation"
+  has "$name-deeper.safetensors" || "$PYTHON" "$here/deepen.py" "$run-4" \
+    "$run-deeper.safetensors" --encoder-layers 6
+  mixed "$name-5-text" "$runs/$source-1" "$docs" --repeat 1 2
+  go_on "$name-5" "$run-deeper.safetensors" "$run-5-text" 7e-4 200 1900 1700
+
+  echo "6. $name: with its own translations from before the documentation"
+  own "$name-own-again" "$run-4"
+  mixed "$name-6-text" "$data" "$run-own-again" "$docs"
+  go_on "$name-6" "$run-5" "$run-6-text" 4e-4 100 800 700 --average 4 --average-by number
+
+  echo "7. $name: half way between the models before and after documentation"
+  has "$name-7.safetensors" || "$PYTHON" "$here/interpolate.py" "$run-deeper.safetensors" \
+    "$run-6" "$run-7.safetensors" --weight 0.5
+  has "$name.safetensors" || tool export int8 "$run-7.safetensors" "$run.safetensors" \
     --calibrate "$runs/$source-1/val.$source.gz"
 }
 

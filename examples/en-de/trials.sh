@@ -44,9 +44,34 @@ both() { # both NAME CORPUS...: text of both directions
     --target $(printf 'de %.0s' "${@:2}") $(printf 'en %.0s' "${@:2}")
 }
 
+surest() { # of the pairs that machines translated, those of which a model is surer
+  local model=$trials/6+2-320-8000 scores=$trials/surest-scores pairs=${PAIRS:-200000}
+  local side part
+  has surest && return
+  rm -rf "$scores"
+  mkdir "$scores"
+  for side in en de; do
+    head -n "$pairs" <(gzip -cd "$docs/machine.$side.gz") >"$scores/$side"
+    split -a 3 -d -l $(((pairs + ${JOBS:-1} - 1) / ${JOBS:-1})) "$scores/$side" "$scores/$side."
+  done
+  for part in "$scores"/en.*; do
+    part=${part##*.}
+    { # both directions, one after the other
+      translate --model "$model" --input "$scores/en.$part" --score "$scores/de.$part" \
+        --output "$scores/to-de.$part"
+      translate --model "$model" --input "$scores/de.$part" --score "$scores/en.$part" \
+        --output "$scores/to-en.$part"
+    } &
+  done
+  wait
+  "$PYTHON" "$here/surest.py" "$scores"/{en,de} <(cat "$scores"/to-de.*) \
+    <(cat "$scores"/to-en.*) "$trials/surest"
+}
+
+plain "$docs" "$trials/docs"
 for pieces in 6000 8000; do
   has "$pieces.model" ||
-    vocabulary "$trials/$pieces.model" "$pieces" "$runs"/{everyday,docs}/train.* &
+    vocabulary "$trials/$pieces.model" "$pieces" {"$runs/everyday","$trials/docs"}/train.* &
 done
 wait
 both everyday "$runs/everyday"
@@ -63,7 +88,7 @@ in_turn trial 6+1-384-6000 people 6000 --encoder-layers 6 --decoder-layers 1 \
 wait
 
 echo "2. text: no documentation, and a machine's beside people's: any, or the surer half"
-surest surest "$trials/6+2-320-8000" "$docs" "$trials"
+surest
 if ! has any; then
   mkdir "$trials/any"
   for side in en de; do
