@@ -5,7 +5,7 @@
 Then `train.py --from deeper.safetensors` trains all layers. A layer is
 LayerNorm(x + sublayer(x)) twice (section 5.4). In each new layer the matrices that end
 both sublayers are 0, so x stays x. LayerNorm hardly changes what another one has
-normalised; only the last one of the encoder has a gain and a bias, those of the old one.
+normalised; only the encoder's last one has a gain and a bias, those of the old one.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from minitransformer.runs.models import find_checkpoint
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", type=Path, help="a run, a checkpoint or a shipped model")
+    help = "a run, a checkpoint or a shipped model"
+    parser.add_argument("model", type=Path, help=help)
     parser.add_argument("output", type=Path, help="the checkpoint to write")
     parser.add_argument("--encoder-layers", type=int, required=True)
     args = parser.parse_args()

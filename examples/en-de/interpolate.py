@@ -4,9 +4,8 @@
         --weight 0.5
 
 Each parameter is half way from the first model's to that of the second, which went on
-from the first. Much of what the training unlearned comes back, and much of what it learned
-stays
-(WiSE-FT, Wortsman et al., 2022).
+from the first. Much of what the training unlearned comes back, and much of what it
+learned stays (WiSE-FT, Wortsman et al., 2022).
 """
 
 import argparse

@@ -111,7 +111,7 @@ print(*map(found.translate, sys.argv[2:]), sep="\\n")
 SENTENCES = [
     "Where is the station?",
     "The old man gave the small child a red apple.",
-    "I don’t think it's a café; Tom's friend never paid.",
+    "I don't think it's a café; Tom's friend never paid.",
 ]
 
 
