@@ -12,8 +12,8 @@ vocabulary() { # vocabulary FILE PIECES TEXT...
     required_chars='%&é…+/*=@#_[]°èáçñ‘”»«'
 }
 
-things='https?:|www\.|@|[{}%`\\/<>]|\d{7,}|[\x{2190}-\x{2bff}\x{1f000}-\x{1ffff}\x{fe0f}]'
 plain() { # plain FOLDER OUTPUT: its text without addresses, markup, code and emoji
+  local things='https?:|www\.|@|[{}%`\\/<>]|\d{7,}|[\x{2190}-\x{2bff}\x{1f000}-\x{1ffff}\x{fe0f}]'
   [ -e "$2" ] && return
   mkdir "$2"
   paste <(gzip -cd "$1/train.en.gz") <(gzip -cd "$1/train.de.gz") |
