@@ -144,6 +144,13 @@ def clock(rng: random.Random) -> Pair:
     return f"{time} {english}", f"{time} Uhr {part}"
 
 
+def ordinal(rng: random.Random) -> Pair:
+    number = rng.randint(2, 30)
+    ends = {1: "st", 2: "nd", 3: "rd"}
+    end = "th" if 10 < number < 20 else ends.get(number % 10, "th")
+    return f"{number}{end}", f"{number}."
+
+
 def frame(rng: random.Random) -> Pair:
     """Fill the slots of a frame: first those that are the same in both languages."""
 
@@ -185,6 +192,7 @@ def frame(rng: random.Random) -> Pair:
         "price": price(rng),
         "price2": price(rng),
         "weekday": rng.choice(WEEKDAYS.split()).split("/"),
+        "ordinal": ordinal(rng),
         "clock": clock(rng),
         "clock2": clock(rng),
         "big": big(),
