@@ -47,6 +47,8 @@ July/Juli August/August September/September October/Oktober November/November
 December/Dezember"""
 WEEKDAYS = """Monday/Montag Tuesday/Dienstag Wednesday/Mittwoch Thursday/Donnerstag
 Friday/Freitag Saturday/Samstag Sunday/Sonntag"""
+HOURS = """one/eins two/zwei three/drei four/vier five/fünf six/sechs seven/sieben
+eight/acht nine/neun ten/zehn eleven/elf twelve/zwölf"""
 EMOJI = """😀 😂 😊 😉 😍 🙏 🎉 👍 👏 🔥 🌞 🌧 🚗 ✈ 🏠 🐶 🐱 🌹 🍕 🍎 ☕ 🎵 📷 💡 ⚽ 🎁
 💙 🤔 😢 😡 🙈 🚀 ⭐ ❤️ 👋🏽 👨‍👩‍👧 🇩🇪 🇬🇧 ✌️"""
 SYMBOLS = "%s %d %1$s %(name)s {0} {{name}} ${user}"
@@ -144,6 +146,13 @@ def clock(rng: random.Random) -> Pair:
     return f"{time} {english}", f"{time} Uhr {part}"
 
 
+def half(rng: random.Random) -> Pair:
+    """Draw half an hour, which German counts towards the next one."""
+    hour = rng.randrange(12)
+    hours = [x.split("/") for x in HOURS.split()]
+    return f"half past {hours[hour][0]}", f"halb {hours[(hour + 1) % 12][1]}"
+
+
 def ordinal(rng: random.Random) -> Pair:
     number = rng.randint(2, 30)
     ends = {1: "st", 2: "nd", 3: "rd"}
@@ -193,6 +202,7 @@ def frame(rng: random.Random) -> Pair:
         "price2": price(rng),
         "weekday": rng.choice(WEEKDAYS.split()).split("/"),
         "ordinal": ordinal(rng),
+        "half": half(rng),
         "clock": clock(rng),
         "clock2": clock(rng),
         "big": big(),
