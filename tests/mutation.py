@@ -44,7 +44,12 @@ LOOPS = PROPERTIES.format("training")
 HISTORIES = PROPERTIES.format("histories")
 BATCHES = "tests/text/test_batches.py", LOOPS
 TESTS = {
-    "minitransformer/engine/": ("tests/engine", "tests/model", *MODELS),
+    "minitransformer/engine/": (
+        "tests/engine",
+        "tests/model",
+        "tests/backends/onednn/test_bfloat16.py",
+        *MODELS,
+    ),
     "minitransformer/model/": ("tests/model", *MODELS, *SEARCH),
     "minitransformer/backends/onednn/": ("tests/backends/onednn", MODELS[0]),
     "minitransformer/text/batches.py": BATCHES,
