@@ -79,8 +79,7 @@ PLAIN = re.compile(
     r"(?:[\"'(]*[aA]{2,60}(?:['-][aA]{1,60})*[.,!?;:\"')]{0,3}(?: |$)|[aA] )*"
 )
 
-# A capital alone may be the word I; a small letter alone is a name, such as x.
-CAPITAL = re.compile(r"A|a\.?a|w")
+LETTER = re.compile("[aAw]")
 TWO_LETTERS = re.compile("[aA]{2}|w")
 
 # What stands for itself also beside letters, and what may stand around a word.
@@ -230,7 +229,7 @@ class Mask:
         slots = _parts(shape, line)
         # Without a word, or with single letters beside slots, nothing is to translate.
         read = hide(shape, [x for x in slots if x.kind != "number"])
-        if line.strip() and not (TWO_LETTERS if slots else CAPITAL).search(read):
+        if line.strip() and not (TWO_LETTERS if slots else LETTER).search(read):
             return [Slot(0, len(line), line, "loose")]
         # No term is part of a slot.
         within = {i for x in slots for i in range(x.start, x.end)}
