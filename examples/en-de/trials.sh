@@ -6,8 +6,9 @@
 # The folders of text are those of train.sh. Each line that it prints has the updates that
 # the training got to and BLEU of validation text: everyday sentences, documentation by
 # people and unmarked, and our own news. JOBS trainings run at a time (1), for MINUTES
-# each (25); DEVICE, THREADS and FLAGS are as for train.sh, and PAIRS is how many of a
-# machine's translations are looked at (200,000).
+# each (60), with batches of TOKENS (4,096): short trainings learn more from small ones.
+# DEVICE, THREADS and FLAGS are as for train.sh, and PAIRS is how many of a machine's
+# translations are looked at (200,000).
 set -euo pipefail
 data=$1 docs=$2 trials=$3 pairs=${PAIRS:-200000}
 here=$(dirname "$0")
@@ -23,8 +24,8 @@ trial() { # trial NAME TEXT PIECES FLAGS...: a training, and how good it is
   local name=$1 row="" text bleu
   train_run "$trials/$name" "${device[@]}" --precision bf16 --config small \
     --data "$trials/$2" --source en --target de --vocabulary "$trials/$3.model" \
-    --max-tokens 4096 --learning-rate 1.5e-3 --warmup 200 --steps 100000 \
-    --minutes "${MINUTES:-25}" --validate-every 1000 --validate-bleu 0 --save-every 20 \
+    --max-tokens "${TOKENS:-4096}" --learning-rate 1e-3 --warmup 400 --steps 100000 \
+    --minutes "${MINUTES:-60}" --validate-every 2000 --validate-bleu 0 --save-every 50 \
     --average 4 --average-by number --d-model 320 --d-ff 1280 --num-heads 5 "${@:4}" \
     >"$trials/$name.log" 2>&1 || { tail -n 1 "$trials/$name.log" && return 1; }
   for text in "$data/val.%.gz" "$docs"/val-{human,unmarked}.%.gz "$here/news.%"; do
@@ -36,8 +37,10 @@ trial() { # trial NAME TEXT PIECES FLAGS...: a training, and how good it is
   echo "$name: $(sed -n 's/^ended  *after step \([0-9,]*\).*/\1/p' "$trials/$name.log")$row"
 }
 
-mixed() { # mixed NAME CORPUS...
-  has "$1" || tool mix "$trials/$1" "${@:2}" --source en --target de
+mixed() { # mixed NAME CORPUS...: without test text, which no trial needs
+  has "$1" && return
+  tool mix "$trials/$1" "${@:2}" --source en --target de
+  rm "$trials/$1"/test.*
 }
 
 surest() { # of the pairs that machines translated, those of which our models are surer
