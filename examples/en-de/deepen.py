@@ -6,10 +6,13 @@ Then `train.py --from deeper.safetensors` trains all layers. A layer is
 LayerNorm(x + sublayer(x)) twice (section 5.4). In each new layer the matrices that end
 both sublayers are 0, so x stays x. LayerNorm hardly changes what another one has
 normalised; only the encoder's last one has a gain and a bias, those of the old one.
+
+With --decoder-layers, only so many of the decoder's layers stay, the last ones.
 """
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 
 from minitransformer.model.parameters import ParameterBuffer
@@ -24,18 +27,22 @@ def main() -> None:
     parser.add_argument("model", type=Path, help=help)
     parser.add_argument("output", type=Path, help="the checkpoint to write")
     parser.add_argument("--encoder-layers", type=int, required=True)
+    parser.add_argument("--decoder-layers", type=int, help="at most as many (default)")
     args = parser.parse_args()
 
-    # A model with more layers, whose first parameters are those of the old one.
+    # A model of other depth, whose first encoder and last decoder layers are the old ones.
     checkpoint = load(find_checkpoint(args.model))
     config = checkpoint.model.config
-    model = Transformer(
-        dataclasses.replace(config, encoder_layers=args.encoder_layers), seed=1
-    )
+    kept = args.decoder_layers or config.decoder_layers
+    layers = {"encoder_layers": args.encoder_layers, "decoder_layers": kept}
+    model = Transformer(dataclasses.replace(config, **layers), seed=1)
     old = dict(checkpoint.model.named_parameters())
     new = dict(model.named_parameters())
+    first = config.decoder_layers - kept
     for name, parameter in old.items():
-        new[name].data[...] = parameter.data
+        name = re.sub(r"decoder\.(\d+)", lambda x: f"decoder.{int(x[1]) - first}", name)
+        if name in new:
+            new[name].data[...] = parameter.data
 
     # New layers add nothing, and the last normalisation moves to the end.
     for layer in range(config.encoder_layers, args.encoder_layers):
