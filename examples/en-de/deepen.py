@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--decoder-layers", type=int, help="at most as many (default)")
     args = parser.parse_args()
 
-    # A model of other depth: the first encoder and last decoder layers are the old ones.
+    # A model of other depth: the first encoder and last decoder layers are old ones.
     checkpoint = load(find_checkpoint(args.model))
     config = checkpoint.model.config
     kept = args.decoder_layers or config.decoder_layers
