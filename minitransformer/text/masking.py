@@ -240,7 +240,7 @@ class Mask:
         """Return text with usual marks, such as ", in place of rare ones, such as »."""
         rare = self._rare
         if "„" in text:  # which “ closes
-            rare = {code: x for code, x in rare.items() if chr(code) != "“"}
+            rare = {**rare, ord("“"): "“"}
         return text.translate(rare)
 
 
