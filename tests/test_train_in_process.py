@@ -349,7 +349,7 @@ def test_bleu_is_of_the_words_of_the_script_or_as_a_flag_says(
         lines = f"{target}\n" * count
         Path(f"{split}.xx").write_text(lines, encoding="utf-8")
         shutil.copy(text / f"{split}.en", ".")
-    here = "--data . --target xx --vocab-size 15 --validate-bleu 5 --run run".split()
+    here = "--data . --target xx --vocab-size 20 --validate-bleu 5 --run run".split()
     limits = "--steps", 40, "--validate-every", 40, "--save-every", 40
     out = start(*here, "--learning-rate", 0.03, *limits, *flags)
     assert f"|tok:{name}|" in out

@@ -145,7 +145,7 @@ class Shapes(dict[int, str]):
 
     def __init__(self, tokenizer: Tokenizer | None, pieces: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._known = {*"".join(pieces)}
+        self.known = {*"".join(pieces)}
         # Symbols of the user, such as <2de>, are read as words are.
         self._symbols = {
             x
@@ -158,7 +158,7 @@ class Shapes(dict[int, str]):
         category = unicodedata.category(character)
         is_letter = category[0] == "L" or category in ("Mn", "Mc")
         is_known = not self._tokenizer or (
-            {*self._tokenizer.normalise(character)} <= self._known
+            {*self._tokenizer.normalise(character)} <= self.known
         )
         if character.isascii() and not character.isalnum():
             shape = character
@@ -207,13 +207,16 @@ class Mask:
         pieces = tokenizer.written() if tokenizer else []
         self._shapes = Shapes(tokenizer, pieces)
         self._find_terms = find_terms
+        # Letters that are parts of words, but no words.
+        words = {*pieces}
+        self._no_words = {x for x in self._shapes.known if "▁" + x not in words}
         has_symbols = tokenizer and all(map(tokenizer.keeps_whole, SYMBOLS))
         self.symbols = SYMBOLS if has_symbols else ()
         # Marks that the vocabulary has seen less often than those of ASCII.
         self._rare = {
             ord(mark): usual
             for mark, usual in USUAL.items()
-            if {mark, usual} <= {*pieces} and pieces.index(mark) > pieces.index(usual)
+            if {mark, usual} <= words and pieces.index(mark) > pieces.index(usual)
         }
 
     def slots(self, line: str) -> list[Slot]:
@@ -227,9 +230,12 @@ class Mask:
         if not terms and PLAIN.fullmatch(shape):
             return []
         slots = _parts(shape, line)
-        # Without a word, or with single letters beside slots, nothing is to translate.
+        # Without a word, nothing is to translate, nor with single letters beside slots,
+        # nor with one that is no word.
         read = hide(shape, [x for x in slots if x.kind != "number"])
-        if line.strip() and not (TWO_LETTERS if slots else LETTER).search(read):
+        text = line.strip()
+        is_letter = not terms and text in self._no_words
+        if text and not (TWO_LETTERS if slots or is_letter else LETTER).search(read):
             return [Slot(0, len(line), line, "loose")]
         # No term is part of a slot.
         within = {i for x in slots for i in range(x.start, x.end)}

@@ -147,18 +147,10 @@ def report(
         )
     samples = min(1000, MOST_RESAMPLED // len(references))
     ours, targets = map(_counted, (translations, references))
-    bleu, chrf = bleu_metric(targets, tokenizer), CHRF()
     lines = []
     compared = []
-    for name, metric, score, signature in (
-        ("BLEU", bleu, quality.bleu, quality.bleu_signature),
-        (
-            "chrF",
-            chrf,
-            chrf.corpus_score(ours, [targets]).score,
-            chrf.get_signature(),
-        ),
-    ):
+    for name, metric in (("BLEU", bleu_metric(targets, tokenizer)), ("chrF", CHRF())):
+        score = metric.corpus_score(ours, [targets]).score
         interval = ""
         if samples >= 100:  # there are not too many lines
             scores = _resampled_scores(metric, ours, targets, samples)
@@ -174,7 +166,7 @@ def report(
                 p = (beyond.sum() + 1) / (samples + 1)
                 than = f"{name} of --compare {their_score:.2f}"
                 compared.append(f"{than}: {gain:+.2f}, p = {p:.3f}")
-        lines.append(f"{name} {score:.2f}{interval}  {signature}")
+        lines.append(f"{name} {score:.2f}{interval}  {metric.get_signature()}")
     lines.append(
         f"length {quality.length:.1%} of the references, "
         f"exact matches {quality.exact:.1%}"
