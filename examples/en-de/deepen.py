@@ -7,12 +7,13 @@ LayerNorm(x + sublayer(x)) twice (section 5.4). In each new layer the matrices t
 both sublayers are 0, so x stays x. LayerNorm hardly changes what another one has
 normalised; only the encoder's last one has a gain and a bias, those of the old one.
 
-With --decoder-layers, only so many of the decoder's layers stay, the first ones. (Of the
-two layers of a model whose perplexity was 3, the first alone has 350, the last 6,230.)
+With --decoder-layers, only so many of the decoder's layers stay, the last ones. (One of
+two has a loss of 3.37 after 250 updates, where the first one alone has 3.60.)
 """
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 
 from minitransformer.model.parameters import ParameterBuffer
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--decoder-layers", type=int, help="at most as many (default)")
     args = parser.parse_args()
 
-    # A model of other depth: its first layers are old ones.
+    # A model of other depth: the first encoder and last decoder layers are old ones.
     checkpoint = load(find_checkpoint(args.model))
     config = checkpoint.model.config
     kept = args.decoder_layers or config.decoder_layers
@@ -38,8 +39,11 @@ def main() -> None:
     model = Transformer(dataclasses.replace(config, **layers), seed=1)
     old = dict(checkpoint.model.named_parameters())
     new = dict(model.named_parameters())
-    for name in old.keys() & new:
-        new[name].data[...] = old[name].data
+    first = config.decoder_layers - kept
+    for name, parameter in old.items():
+        name = re.sub(r"decoder\.(\d+)", lambda x: f"decoder.{int(x[1]) - first}", name)
+        if name in new:
+            new[name].data[...] = parameter.data
 
     # New layers add nothing, and the last normalisation moves to the end.
     for layer in range(config.encoder_layers, args.encoder_layers):
