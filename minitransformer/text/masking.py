@@ -101,7 +101,8 @@ PARTS_OF_LINE = re.compile(
     | (?<!\S)-(?=\s)(?<=\S\s-)
     | (?<!\S)(?P<loose2>[:;=][^aA9x\s]+)(?=\s|$)
     # Prose, with marks before and behind it.
-    | ["'(,;!?]+(?=\S)
+    | ["'(]+(?=\S)
+    | [,;!?]+(?=["'(]*(?:{PROSE}|{NUMBER}){END}|\s|$)
     | (?:[-+]?\$)?(?P<number>[-+]?{NUMBER})[%$]?(?![aA9]){END}
     | {PROSE}{END}
     | (?<=\S)[.,!?;:"')]+
