@@ -73,7 +73,9 @@ NUMBER = (
 WORD = r"(?:[aA]{1,2}(?:\.[aA])+(?![aA])|[aA]{1,60}(?:'[aA]{1,60})*)"
 JOINT = r"(?:-{1,3}|[,;!?/]|\.(?=A[aA])|\.\.+)[\"']*"
 WORDS = rf"(?:{NUMBER}{JOINT})?{WORD}(?:{JOINT}{WORD})*(?:{JOINT}{NUMBER}%?)?"
-PROSE = rf"(?:-(?=[aA]{{2}}))?{WORDS}(?:(?<=[aA]{{2}})-)?"
+# Console.WriteLine is none; "end.The" lacks a space.
+MEMBER = r"(?=[aA]+\.A)[aA.]*(?:aA|AAa)"
+PROSE = rf"(?!{MEMBER})(?:-(?=[aA]{{2}}))?{WORDS}(?:(?<=[aA]{{2}})-)?"
 # Most lines are words and marks between spaces.
 PLAIN = re.compile(
     r"(?:[\"'(]*[aA]{2,60}(?:['-][aA]{1,60})*[.,!?;:\"')]{0,3}(?: |$)|[aA] )*"
@@ -112,8 +114,9 @@ PARTS_OF_LINE = re.compile(
     | (?P<word3>\[+[^\[\]\s]+\]+){END}
     | (?P<loose4>[*~\[|&s]{{1,9}})(?=["'(]*(?=[aA9'-]{{2}}){PROSE}{END})
     | (?P<loose5>t+)(?=["'(]*{PROSE}{END})
-    # All else: names with unknown letters, up to their endings, and any characters.
-    | (?P<word5>(?=[aA]*x)[aAx]+)(?=['-][aA])
+    # All else: names, with unknown letters or of members, up to their endings, and any
+    # characters.
+    | (?P<word5>(?=[aA]*x)[aAx]+|(?={MEMBER})[aA.]+)(?=['-][aA])
     | (?P<word4>(?::[^\s:]+:|\([^()\s]*\)|(?!{MARKUP})[^\sw])+?){END}
     """,
     re.X,
