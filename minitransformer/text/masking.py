@@ -36,9 +36,7 @@ ELEMENTS = range(0x100000, 0x10FFFE)
 
 # The shapes of other characters than ASCII's.
 OF_CATEGORY = {"Nd": "9", "Sc": "$", "Pi": '"', "Pf": '"', "Pd": "-", "Po": ","}
-OF_CHARACTER = dict(
-    zip("\u2018\u2019„…°\u2212\u200c\u200d•", "''\".%-mms", strict=True)
-)
+OF_CHARACTER = dict(zip("\u2018\u2019„…\u2212\u200c\u200d•", "''\".-mms", strict=True))
 
 # Other unknown characters that have a place in a sentence: numbers, mathematics, money.
 PLACED = "Nl", "No", "Sm", "Sc"
@@ -71,7 +69,7 @@ NUMBER = (
     r"99?[/-]99?|999-999|9999-9999|9{1,4})(?![.,:]?9)"
 )
 WORD = r"(?:[aA]{1,2}(?:\.[aA])+(?![aA])|[aA]{1,60}(?:'[aA]{1,60})*)"
-JOINT = r"(?:-{1,3}|[,;!?/]|\.(?=A[aA])|\.\.+)[\"']*"
+JOINT = r"(?:-{1,3}|[,;!?/]|\.(?=A[aA])|\.\.+)[\"']*(?![aA]\.[aA])"
 WORDS = rf"(?:{NUMBER}{JOINT})?{WORD}(?:{JOINT}{WORD})*(?:{JOINT}{NUMBER}%?)?"
 # Console.WriteLine is none; "end.The" lacks a space.
 MEMBER = r"(?=[aA]+\.A)[aA.]*(?:aA|AAa)"
