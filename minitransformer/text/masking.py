@@ -69,9 +69,10 @@ NUMBER = (
     r"99?[/-]99?|999-999|9999-9999|9{1,4})(?![.,:]?9)"
 )
 WORD = r"(?:[aA]{1,2}(?:\.[aA])+(?![aA])|[aA]{1,60}(?:'[aA]{1,60})*)"
+# What joins two words. The letters of the path a/b/c.d are none.
 JOINT = r"(?:-{1,3}|[,;!?/]|\.(?=A[aA])|\.\.+)[\"']*(?![aA]\.[aA])"
 WORDS = rf"(?:{NUMBER}{JOINT})?{WORD}(?:{JOINT}{WORD})*(?:{JOINT}{NUMBER}%?)?"
-# Console.WriteLine is none; "end.The" lacks a space.
+# The member of a class, such as Console.WriteLine, is no prose; "end.The" is.
 MEMBER = r"(?=[aA]+\.A)[aA.]*(?:aA|AAa)"
 PROSE = rf"(?!{MEMBER})(?:-(?=[aA]{{2}}))?{WORDS}(?:(?<=[aA]{{2}})-)?"
 # Most lines are words and marks between spaces.
@@ -102,7 +103,7 @@ PARTS_OF_LINE = re.compile(
     | (?<!\S)(?P<loose2>[:;=][^aA9x\s]+)(?=\s|$)
     # Prose, with marks before and behind it.
     | ["'(]+(?=\S)
-    | [,;!?]+(?=["'(]*(?:{PROSE}|{NUMBER}){END}|\s|$)
+    | [,;!?]+(?=(?:["'(]*(?:{PROSE}|[-+$]*{NUMBER}[%$]?))?{END})
     | (?:[-+]?\$)?(?P<number>[-+]?{NUMBER})[%$]?(?![aA9]){END}
     | {PROSE}{END}
     | (?<=\S)[.,!?;:"')]+
@@ -112,7 +113,7 @@ PARTS_OF_LINE = re.compile(
     | (?P<word3>\[+[^\[\]\s]+\]+){END}
     | (?P<loose4>[*~\[|&s]{{1,9}})(?=["'(]*(?=[aA9'-]{{2}}){PROSE}{END})
     | (?P<loose5>t+)(?=["'(]*{PROSE}{END})
-    # All else: names, with unknown letters or of members, up to their endings, and any
+    # All else: members, and names with unknown letters, up to their endings; then any
     # characters.
     | (?P<word5>(?=[aA]*x)[aAx]+|(?={MEMBER})[aA.]+)(?=['-][aA])
     | (?P<word4>(?::[^\s:]+:|\([^()\s]*\)|(?!{MARKUP})[^\sw])+?){END}

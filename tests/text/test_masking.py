@@ -22,7 +22,7 @@ def outputs(line, mask=None):
     [
         "It is 5 % of 100%, and/or he/she ran 3 km/h; e.g. z.B. p.m.",
         'He\'s Mr. Smith-Jones (1 of 2) -- "no"... What?! 50% sure, 7% of it.',
-        "I live in the U.S.A. at No. 5, from 9-11, on 3/4 and 24/7.",
+        "I live in the U.S.A. at No. 5, from 9-11, on 3/4 and 24/7. ,-5% !$5 !!!",
         "The 12-year-old won 5:3 in the 1990s, on the 3rd, 2nd and 21st.",
         "Mittel- und Osteuropa, die 80er Jahre, der 5:3-Sieg, $5 and 12,50€.",
         "Wait \u2013 what?Yes,no.No. (yes): «Ja», \u2018no\u2019, “so”…",
@@ -55,6 +55,7 @@ a = b | a|=|b
 ... | ...
 H2O and CO2 by R&D | H2O CO2 R&D
 <b>A house</b>&nbsp;of x<br/>bricks | <b> </b>&nbsp; <br/>
+Buy !<b>a</b> ?* house, not != or ??= here | <b> </b> * != ??=
 """
 
 
