@@ -12,12 +12,16 @@ vocabulary() { # vocabulary FILE PIECES TEXT...
     required_chars='%&é…+/*=@#_[]°èáçñ‘”»«'
 }
 
+without() { # without PATTERN FOLDER OUTPUT: its pairs in which nothing matches
+  [ -e "$3" ] && return
+  mkdir "$3"
+  paste <(gzip -cd "$2/train.en.gz") <(gzip -cd "$2/train.de.gz") |
+    LC_ALL=C.UTF-8 grep -vP "$1" | tee >(cut -f 2 >"$3/train.de") |
+    cut -f 1 >"$3/train.en"
+  cp "$2"/val.* "$3"
+}
+
 plain() { # plain FOLDER OUTPUT: its text without addresses, markup, code and emoji
   local things='https?:|www\.|@|[{}%`\\/<>]|\d{7,}|[\x{2190}-\x{2bff}\x{1f000}-\x{1ffff}\x{fe0f}]'
-  [ -e "$2" ] && return
-  mkdir "$2"
-  paste <(gzip -cd "$1/train.en.gz") <(gzip -cd "$1/train.de.gz") |
-    LC_ALL=C.UTF-8 grep -vP "$things" | tee >(cut -f 2 >"$2/train.de") |
-    cut -f 1 >"$2/train.en"
-  cp "$1"/val.* "$2"
+  without "$things" "$@"
 }

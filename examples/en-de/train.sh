@@ -29,6 +29,7 @@ for text in {en,de}\ {1,2,3}; do
 done
 wait
 plain "$runs/en-1" "$runs/everyday"
+without _ "$docs" "$runs/docs"
 has en-de.model || vocabulary "$runs/en-de.model" 6000 "$runs"/everyday/train.*
 
 echo "2. both directions at once"
@@ -69,20 +70,20 @@ direction() { # direction SOURCE TARGET
   mixed "$name-4-text" "$data" "$run-own"
   go_on "$name-4" "$run-3" "$run-4-text" 4e-4 500 4000 3500 --average-by number
 
-  echo "5. $name: two more layers, and documentation"
+  echo "5. $name: two more layers, documentation, and its own translations of before"
   has "$name-deeper.safetensors" || "$PYTHON" "$here/deepen.py" "$run-4" \
     "$run-deeper.safetensors" --encoder-layers 6
-  mixed "$name-5-text" "$runs/$source-1" "$docs" --repeat 1 2
-  go_on "$name-5" "$run-deeper.safetensors" "$run-5-text" 7e-4 200 1900 1700
-
-  echo "6. $name: with its own translations from before the documentation"
   own "$name-own-again" "$run-4"
-  mixed "$name-6-text" "$data" "$run-own-again" "$docs"
-  go_on "$name-6" "$run-5" "$run-6-text" 4e-4 100 800 700 --average 4 --average-by number
+  mixed "$name-5-text" "$data" "$run-own-again" "$runs/docs" --repeat 1 1 3
+  go_on "$name-5" "$run-deeper.safetensors" "$run-5-text" 7e-4 200 3200 0
 
-  echo "7. $name: half way between the models before and after documentation"
+  echo "6. $name: everyday text again, with less documentation"
+  mixed "$name-6-text" "$runs/$source-2" "$run-own-again" "$runs/docs" --repeat 1 3 1
+  go_on "$name-6" "$run-5" "$run-6-text" 5e-4 100 2000 1900 --average 4 --average-by number
+
+  echo "7. $name: between the models before and after documentation"
   has "$name-7.safetensors" || "$PYTHON" "$here/interpolate.py" "$run-deeper.safetensors" \
-    "$run-6" "$run-7.safetensors" --weight 0.5
+    "$run-6" "$run-7.safetensors" --weight 0.85
   has "$name.safetensors" || tool export int8 "$run-7.safetensors" "$run.safetensors" \
     --calibrate "$runs/$source-1/val.$source.gz"
 }
