@@ -71,7 +71,7 @@ SHORT = {"LAST": CONTEXT, "ITEM": CONTEXT, "ENDS_WIDE": CONTEXT}
 ALLOWED = set()
 
 SHORTEST = 500
-SLOW = 1e-4  # seconds for so many characters: then there are four times as many
+SLOW = 3e-5  # seconds for so many characters: then there are four times as many
 SLOW_IF_SHORT = 5e-3
 LIMIT = 1.0
 PLAIN = [*"a1 .-_'<\n!"]
