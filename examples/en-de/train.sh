@@ -75,7 +75,8 @@ direction() { # direction SOURCE TARGET
     "$run-deeper.safetensors" --encoder-layers 6
   own "$name-own-again" "$run-4"
   mixed "$name-5-text" "$data" "$run-own-again" "$runs/docs" --repeat 1 1 3
-  go_on "$name-5" "$run-deeper.safetensors" "$run-5-text" 7e-4 200 3200 0
+  go_on "$name-5" "$run-deeper.safetensors" "$run-5-text" 7e-4 200 3200 0 \
+    --average 4 --average-by number
 
   echo "6. $name: everyday text again, with less documentation"
   mixed "$name-6-text" "$runs/$source-2" "$run-own-again" "$runs/docs" --repeat 1 3 1

@@ -57,7 +57,7 @@ def test_the_shipped_model_copies_everything_in_number_and_order(shipped):
     ranked = shipped.translate_as_read([Segment(line) for line, *_ in some], config)
     found = zip(some, ranked, strict=True)
     copied = sum(holds(items, x, best.text) for (x, *items), (best, *_) in found)
-    assert copied < 0.3 * len(some)
+    assert copied < 0.25 * len(some)
 
 
 @pytest.mark.parametrize("model", ["en-de", "de-en"])
