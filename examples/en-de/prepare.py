@@ -11,6 +11,7 @@ writes them. Of its training pairs come, besides the pairs in the spelling of 19
 - & and + in the place of "and" and "und";
 - sentences of frames.txt, with names, numbers, dates, times and prices;
 - those of phrases.txt, which people say more often than once in 200,000 sentences;
+- sentences of the built-in corpus with two objects, one of them in the dative;
 - pairs joined to two to five sentences, without the full stop, and with the source in
   lower case.
 
@@ -28,6 +29,8 @@ from pathlib import Path
 from new_spelling import new_spelling
 
 from minitransformer.text.bilingual import Pair
+from minitransformer.text.grammar.corpus import generate
+from minitransformer.text.grammar.words import GIVING
 from minitransformer.text.lines import read_lines
 from minitransformer.text.pairs import write_pairs
 
@@ -69,6 +72,7 @@ PHRASES = [
     for english, _, german in [line.partition("|")]
 ]
 PHRASE_COUNT = 8  # of each phrase
+GIVES = re.compile("|".join(rf"\b{verb.english_base}s?\b" for verb in GIVING))
 
 
 def made_up(rng: random.Random, least: int = 1) -> str:
@@ -261,6 +265,11 @@ def german_quotes(line: str) -> str:
     return re.sub(r'"([^"]*)"', r"„\1“", line)
 
 
+def gifts(seed: int) -> list[Pair]:
+    """Return pairs of the built-in corpus like "The man gives the child a book."."""
+    return [pair for pair in generate(60_000, seed=seed) if GIVES.search(pair[0])]
+
+
 def more(pairs: list[Pair], source: int, rng: random.Random) -> Iterator[Pair]:
     """Yield the pairs in random order, and what is made of them.
 
@@ -313,10 +322,10 @@ def main() -> None:
         english, german = (read_lines(args.data / x) for x in names)
         german = (german_quotes(new_spelling(line)) for line in german)
         splits[split] = list(zip(english, german, strict=True))
-    # A phrase that is validation or test text stays out.
+    # What is validation or test text stays out.
     held = {line for x in ("val", "test") for pair in splits[x] for line in pair}
-    phrases = [pair for pair in PHRASES if held.isdisjoint(pair)]
-    pairs = splits["train"] + phrases * PHRASE_COUNT
+    own = PHRASES * PHRASE_COUNT + gifts(args.seed)
+    pairs = splits["train"] + [pair for pair in own if held.isdisjoint(pair)]
     side = int(args.source == "de")
     splits["train"] = list(more(pairs, side, random.Random(args.seed)))
     for split, pairs in splits.items():

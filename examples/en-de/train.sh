@@ -79,13 +79,10 @@ direction() { # direction SOURCE TARGET
     --average 4 --average-by number
 
   echo "6. $name: everyday text again, with less documentation"
-  mixed "$name-6-text" "$runs/$source-2" "$run-own-again" "$runs/docs" --repeat 1 3 1
-  go_on "$name-6" "$run-5" "$run-6-text" 5e-4 100 2000 1900 --average 4 --average-by number
+  mixed "$name-6-text" "$runs/$source-3" "$run-own-again" "$runs/docs" --repeat 1 3 2
+  go_on "$name-6" "$run-5" "$run-6-text" 6e-4 500 4500 2300 --average 4 --average-by number
 
-  echo "7. $name: between the models before and after documentation"
-  has "$name-7.safetensors" || "$PYTHON" "$here/interpolate.py" "$run-deeper.safetensors" \
-    "$run-6" "$run-7.safetensors" --weight 0.85
-  has "$name.safetensors" || tool export int8 "$run-7.safetensors" "$run.safetensors" \
+  has "$name.safetensors" || tool export int8 "$run-6" "$run.safetensors" \
     --calibrate "$runs/$source-1/val.$source.gz"
 }
 

@@ -72,7 +72,7 @@ def test_the_shipped_model_keeps_more_names(shipped, monkeypatch):
     copied = share()
     path = "minitransformer.translation.plain_translator.respelled_names"
     monkeypatch.setattr(path, lambda *_: {})
-    assert copied > max(0.8, share())
+    assert copied > max(0.75, share())
 
 
 def test_a_prefix_is_kept_and_copies_are_marked(shipped):
