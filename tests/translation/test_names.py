@@ -13,9 +13,8 @@ RARE = """Kathmandu Brooklyn Fujitsu Seehofer Saskatchewan Ljubljana Lieberman B
 Kowalczyk Escambray Chikungunya Ostrava Schumacher Weatherby Appleton Trowbridge
 Kilkenny Antananarivo Bujumbura Zanzibar Tegucigalpa Wollongong Jakobsson
 Ramirez Nakamura Petrenko Abernathy Featherstone Vasquez Okonkwo""".split()
-LINES = [f"Does {name} live in London?" for name in RARE] + [
-    f"I have never met {name}." for name in RARE
-]
+PLACES = "Does {} live in London?", "I have never met {}.", "{} is here."
+LINES = [place.format(name) for place in PLACES for name in RARE]
 
 
 # A text, its translation, and that with the names as they are in the text.
@@ -66,7 +65,7 @@ def test_names_replace_words_of_which_the_model_is_unsure():
 
 def test_the_shipped_model_keeps_more_names(shipped, monkeypatch):
     def share():
-        found = zip(RARE + RARE, translate(shipped, LINES), strict=True)
+        found = zip(RARE * len(PLACES), translate(shipped, LINES), strict=True)
         return sum(name in text for name, text in found) / len(LINES)
 
     copied = share()
@@ -76,17 +75,17 @@ def test_the_shipped_model_keeps_more_names(shipped, monkeypatch):
 
 
 def test_a_prefix_is_kept_and_copies_are_marked(shipped):
-    [line] = [line for line in LINES if "met Kathmandu" in line]
+    line = "Schumacher is here."
     config = TranslationConfig.changed(shipped.decoding, {})
-    prefix = "Ich habe Kathovannu"
+    prefix = "Sumer ist"
     [text] = shipped.translate([line], config, prefixes=[prefix])
     assert text.startswith(prefix)
-    assert "Kathmandu" not in text
+    assert "Schumacher" not in text
     plain, marked = (
         shipped.hypotheses([line], replace(config, words=asked))[0][0]
         for asked in (False, True)
     )
     assert plain.text == marked.text == " ".join(word for word, _ in marked.words)
-    assert "Kathmandu" in plain.text
+    assert "Schumacher" in plain.text
     assert not plain.words
-    assert [word for word, mean in marked.words if mean is None] == ["Kathmandu"]
+    assert [word for word, mean in marked.words if mean is None] == ["Schumacher"]
