@@ -13,8 +13,8 @@ RARE = """Kathmandu Brooklyn Fujitsu Seehofer Saskatchewan Ljubljana Lieberman B
 Kowalczyk Escambray Chikungunya Ostrava Schumacher Weatherby Appleton Trowbridge
 Kilkenny Antananarivo Bujumbura Zanzibar Tegucigalpa Wollongong Jakobsson
 Ramirez Nakamura Petrenko Abernathy Featherstone Vasquez Okonkwo""".split()
-PLACES = "Does {} live in London?", "I have never met {}.", "{} is here."
-LINES = [place.format(name) for place in PLACES for name in RARE]
+FRAMES = "Does {} live in London?", "I have never met {}.", "{} is here."
+LINES = [frame.format(name) for frame in FRAMES for name in RARE]
 
 
 # A text, its translation, and that with the names as they are in the text.
@@ -65,13 +65,13 @@ def test_names_replace_words_of_which_the_model_is_unsure():
 
 def test_the_shipped_model_keeps_more_names(shipped, monkeypatch):
     def share():
-        found = zip(RARE * len(PLACES), translate(shipped, LINES), strict=True)
+        found = zip(RARE * len(FRAMES), translate(shipped, LINES), strict=True)
         return sum(name in text for name, text in found) / len(LINES)
 
     copied = share()
     path = "minitransformer.translation.plain_translator.respelled_names"
     monkeypatch.setattr(path, lambda *_: {})
-    assert copied > max(0.75, share())
+    assert copied > max(0.78, share())
 
 
 def test_a_prefix_is_kept_and_copies_are_marked(shipped):
