@@ -101,9 +101,7 @@ class TranslationConfig(DecodingConfig):
     alignment: bool = option(
         False, "write which words were made from which, as pairs `source-target`"
     )
-    words: bool = option(
-        False, "with --json: write each word's mean log-probability (nats a token)"
-    )
+    words: bool = option(False, "with --json: write each word's log-probability (nats)")
 
     @classmethod
     def changed(cls, defaults: DecodingConfig, values: Settings) -> TranslationConfig:

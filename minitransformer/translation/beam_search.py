@@ -35,7 +35,7 @@ Links: TypeAlias = tuple[tuple[int, int], ...]
 # Each sentence of a line, the white space before its translation, and this.
 Parts: TypeAlias = "tuple[tuple[str, str, Hypothesis], ...]"
 
-# Each word with the mean log-probability of its tokens or, if it was copied, None.
+# Each word with its log-probability, the sum over its tokens, or None if copied.
 Words: TypeAlias = tuple[tuple[str, float | None], ...]
 
 

@@ -32,12 +32,11 @@ def quantiles(means: Sequence[float]) -> tuple[float, ...]:
 
 def sure_words(tokenizer: Tokenizer, h: Hypothesis, log_probs: np.ndarray) -> Words:
     """Return the `words` of a hypothesis from the log-probabilities of its tokens."""
-    # The mean over the tokens of each word.
+    # The sum over the tokens of each word.
     words = h.text.split()
     owners = words_of_pieces(tokenizer, h.text, h.tokens)
     sums = np.bincount(owners, log_probs[: len(owners)], len(words))
-    means = sums / np.maximum(np.bincount(owners, minlength=len(words)), 1)
-    return tuple(zip(words, means.tolist(), strict=False))
+    return tuple(zip(words, sums.tolist(), strict=False))
 
 
 def with_copies(h: Hypothesis) -> Hypothesis:

@@ -28,9 +28,9 @@ AFTER_NOON = re.compile(r"(\d\d?)(?:[.:](\d\d))? ?p\.? ?m\b", re.I)
 LEAST_PIECES = 3
 
 # A word is a name respelled if their ratio (`difflib.SequenceMatcher`) is at least
-# SIMILAR, and the mean log-probability of the word's pieces is below UNSURE_LOG_PROB.
+# SIMILAR, and its log-probability in nats is below UNSURE_LOG_PROB.
 SIMILAR = 0.6
-UNSURE_LOG_PROB = -0.3
+UNSURE_LOG_PROB = -1.2
 LETTERS = re.compile(r"[^\W\d_]{3,}")
 
 

@@ -17,7 +17,7 @@ from support.scripts import SHORT
 SENTENCES = ["Where is the station?", "The cat saw an unbelievably old tree."]
 
 
-def test_each_word_has_the_mean_of_its_tokens(shipped):
+def test_each_word_has_the_sum_of_its_tokens(shipped):
     config = TranslationConfig(words=True, nbest=2, split="always")
     paragraph = f" {SENTENCES[0]}  {SENTENCES[1]}"
     *apart, both, blank = shipped.hypotheses([*SENTENCES, paragraph, ""], config)
@@ -30,13 +30,13 @@ def test_each_word_has_the_mean_of_its_tokens(shipped):
             begins = [x.startswith("\u2581") for x in tokenizer.pieces(h.tokens)]
             words = np.cumsum(begins) - 1
             assert [word for word, _ in h.words] == h.text.split()
-            for n, (_, mean) in enumerate(h.words):
-                assert mean == pytest.approx(by_hand[words == n].mean(), rel=1e-3)
+            for n, (_, log_prob) in enumerate(h.words):
+                assert log_prob == pytest.approx(by_hand[words == n].sum(), rel=1e-3)
     assert max(len(h.tokens) - len(h.words) for x in apart for h in x) > 2
     for n, h in enumerate(both):
         assert [w for w, _ in h.words] == h.text.split()
-        means = [mean for _, mean in apart[0][n].words + apart[1][n].words]
-        np.testing.assert_allclose([mean for _, mean in h.words], means, rtol=1e-3)
+        sums = [x for _, x in apart[0][n].words + apart[1][n].words]
+        np.testing.assert_allclose([x for _, x in h.words], sums, rtol=1e-3)
     assert blank[0].words == ()
     [[copy]] = shipped.hypotheses(
         ["Visit https://a.org/x now."], replace(config, nbest=1)

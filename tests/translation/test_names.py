@@ -54,9 +54,9 @@ def test_names_replace_words_of_which_the_model_is_unsure():
     text = "„Kathovannu“,  und Dänemark; Kathovannus Kathovannu!"
     names = {"Kathovannu": "Kathmandu", "Dänemark": "Denmark", "Copie": "Copy"}
     words = (
-        ("„Kathovannu“,", -0.9),
+        ("„Kathovannu“,", -1.9),
         ("und", -2.0),
-        ("Dänemark;", -0.1),
+        ("Dänemark;", -1.1),
         ("Copie", None),
     )
     copied = "„Kathmandu“,  und Dänemark; Kathovannus Kathmandu!"
@@ -71,7 +71,7 @@ def test_the_shipped_model_keeps_more_names(shipped, monkeypatch):
     copied = share()
     path = "minitransformer.translation.plain_translator.respelled_names"
     monkeypatch.setattr(path, lambda *_: {})
-    assert copied > max(0.78, share())
+    assert copied > max(0.8, share())
 
 
 def test_a_prefix_is_kept_and_copies_are_marked(shipped):
@@ -88,4 +88,4 @@ def test_a_prefix_is_kept_and_copies_are_marked(shipped):
     assert plain.text == marked.text == " ".join(word for word, _ in marked.words)
     assert "Schumacher" in plain.text
     assert not plain.words
-    assert [word for word, mean in marked.words if mean is None] == ["Schumacher"]
+    assert [word for word, x in marked.words if x is None] == ["Schumacher"]
