@@ -34,7 +34,7 @@ ALLOWED: dict[tuple[str, str], int] = {}
 # The most tokens, with the aim where it is not reached yet.
 BUDGETS = {
     "package": 108_050,  # 97,500
-    "core": 68_420,  # 62,000
+    "core": 68_400,  # 62,000
     "tests": 159_980,
     "benchmarks": 25_120,
 }
